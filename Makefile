@@ -1,0 +1,38 @@
+# `make run` and `make test` set everything up on first use; after that the set-up costs nothing.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; exit; }; done; echo python3)
+VENV ?= .venv
+PY := $(VENV)/bin/python
+export PYTHONPATH := $(CURDIR):$(CURDIR)/notebooks
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help run test lab data starter-policy clean
+.DEFAULT_GOAL := help
+
+help:  ## say what there is
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
+
+$(VENV)/.ready: requirements.txt notebooks/lab/setup.py
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): install Python 3.11 or newer, or name one: make run PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) notebooks/lab/setup.py --venv $(VENV)
+
+run: $(VENV)/.ready  ## run notebooks 01 to 05 and show the evidence (about ten minutes on two cores)
+	@$(PY) -m lab.run
+
+test: $(VENV)/.ready  ## run the tests
+	@$(PY) -m pytest
+
+lab: $(VENV)/.ready  ## open the notebooks in JupyterLab
+	@$(VENV)/bin/jupyter lab notebooks
+
+data: $(VENV)/.ready  ## make data/*.jsonl again from their generators (same seed, same files)
+	@$(PY) -m lab.word_problems
+	@$(PY) -m lab.code_drills
+
+starter-policy: $(VENV)/.ready  ## train the starter policy again (about 40 minutes on two cores)
+	@$(PY) -m lab.starter_policy
+
+clean:  ## remove outputs/ and caches (the environment too: make clean VENV_TOO=1)
+	@rm -rf outputs .pytest_cache unsloth_compiled_cache
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	@$(if $(VENV_TOO),rm -rf $(VENV))

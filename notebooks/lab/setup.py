@@ -1,0 +1,218 @@
+"""Sets up the Python environment: a virtual one for `make`, or the one a notebook already runs in.
+
+Standard library only, and readable by Pythons that are too old, so that they can be told so.
+"""
+
+import sys
+
+OLDEST_PYTHON = (3, 11)
+
+
+def check_python(version=None):
+    version = tuple(version or sys.version_info[:2])
+    if version < OLDEST_PYTHON:
+        raise SystemExit(
+            "Python {}.{} is too old: install Python 3.11 or newer and name it, for example "
+            "`make run PYTHON=python3.12`.".format(*version[:2])
+        )
+
+
+check_python()  # before the imports below, which old Pythons lack
+
+import argparse  # noqa: E402
+import importlib.metadata  # noqa: E402
+import os  # noqa: E402
+import re  # noqa: E402
+import shutil  # noqa: E402
+import subprocess  # noqa: E402
+import tempfile  # noqa: E402
+import time  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+# --no-deps: their metadata asks for an unpublished certifi, and for torchvision, xformers and triton, which a CPU does not need.
+UNSLOTH = ["unsloth==2026.10.9", "unsloth_zoo==2026.10.9"]
+TORCH_ACCEPTED = ((2, 4), (2, 15))  # Unsloth takes 2.4 to below 2.15: one that is there is kept
+GIB = 2**30
+
+
+class SetupError(SystemExit):
+    """One sentence that says what is wrong and what to do."""
+
+
+def requirements():
+    """[(name, version, heading)] of requirements.txt; its headings are `exact`, `any` and `make`."""
+    found, heading = [], None
+    for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines():
+        heading_match = re.match(r"# (exact|any|make):", line)
+        pin = re.match(r"([A-Za-z0-9_.-]+)==([^\s;]+)", line)
+        if heading_match:
+            heading = heading_match.group(1)
+        elif pin:
+            found.append((pin.group(1), pin.group(2), heading))
+    return found
+
+
+def version_of(name):
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def torch_is_accepted(version):
+    """Whether Unsloth accepts an installed torch, such as '2.9.1+cu128'."""
+    numbers = re.match(r"(\d+)\.(\d+)", version or "")
+    return bool(numbers) and TORCH_ACCEPTED[0] <= (int(numbers.group(1)), int(numbers.group(2))) < TORCH_ACCEPTED[1]
+
+
+def missing(strict):
+    """Requirements to install: (pinned with dependencies, Unsloth's without).
+
+    strict: every pin exactly, as `make` wants. Otherwise only what the notebooks need, where an
+    accepted torch stays, and so does any version of what stands under `# any`.
+    """
+    wanted = []
+    for name, version, heading in requirements():
+        have = version_of(name)
+        right = have is not None and have.split("+")[0] == version
+        if not strict:
+            right = right or heading == "make" or (heading == "any" and have is not None)
+            right = right or (name == "torch" and torch_is_accepted(have))
+        if not right:
+            wanted.append("{}=={}".format(name, version))
+    beside = [pin for pin in UNSLOTH if version_of(pin.split("==")[0]) != pin.split("==")[1]]
+    return wanted, beside
+
+
+def check_disk(folder, gib_needed):
+    free = shutil.disk_usage(str(folder)).free
+    if free < gib_needed * GIB:
+        raise SetupError(
+            "Only {:.1f} GB are free on the disk of {}, and the packages need about {} GB: "
+            "free some space or move the project to a larger disk.".format(free / GIB, folder, gib_needed)
+        )
+
+
+def gib_needed():
+    """Disk for the packages: PyPI's torch brings about 5 GB of CUDA libraries where there is a GPU driver."""
+    return 10 if shutil.which("nvidia-smi") else 4
+
+
+def explain(output):
+    """One sentence for a failed pip run."""
+    if "externally-managed-environment" in output:
+        return "This Python belongs to the operating system: run `make run`, or start Jupyter from a virtual environment."
+    if "No space left on device" in output:
+        return "The disk is full: free about {} GB and run this again; nothing is lost.".format(gib_needed())
+    if re.search(r"name resolution|NewConnectionError|Connection refused|Network is unreachable|timed out|ProxyError", output):
+        return "The package index cannot be reached: check the network (or PIP_INDEX_URL) and run this again."
+    if "No matching distribution" in output:
+        wanted = re.search(r"No matching distribution found for (\S+)", output)
+        name = wanted.group(1) if wanted else "a package"
+        return "The package index has no {} for Python {}.{}: try Python 3.11 to 3.13.".format(name, *sys.version_info[:2])
+    return "pip failed; its last lines are above."
+
+
+def pip(python, arguments, log):
+    """Runs pip quietly into a log; on failure shows the log's end and one sentence."""
+    command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"] + list(arguments)
+    with open(str(log), "a", encoding="utf-8") as sink:
+        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT)
+        start, dots = time.monotonic(), sys.stdout.isatty()
+        while process.poll() is None:
+            time.sleep(0.5)
+            if dots:
+                print("\r  installing… {:.0f} s".format(time.monotonic() - start), end="", flush=True)
+        if dots:
+            print("\r" + " " * 40 + "\r", end="", flush=True)
+    if process.returncode:
+        output = Path(str(log)).read_text(encoding="utf-8", errors="replace")
+        lines = [line for line in output.splitlines() if not line.startswith("WARNING: Location")]
+        print("\n".join(lines[-15:]), file=sys.stderr)
+        raise SetupError("{} (the whole log: {})".format(explain(output), log))
+
+
+def install(python, wanted, beside, log, constraints=()):
+    print("Installing {} packages; this takes a minute or a few.".format(len(wanted) + len(beside)), flush=True)
+    if wanted:
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = list(wanted)
+            if constraints:
+                listed = Path(folder) / "constraints.txt"
+                listed.write_text("\n".join(constraints) + "\n", encoding="utf-8")
+                arguments += ["--constraint", str(listed)]
+            pip(python, arguments, log)
+    if beside:
+        pip(python, ["--no-deps"] + list(beside), log)
+
+
+def make_venv(folder):
+    """Creates the virtual environment for `make` and installs every pin into it."""
+    folder = Path(folder).resolve()
+    check_disk(folder.parent, gib_needed())
+    started = time.monotonic()
+    python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+    if not python.exists():
+        made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], capture_output=True, text=True)
+        if made.returncode:
+            print((made.stdout + made.stderr).strip(), file=sys.stderr)
+            raise SetupError("Python's venv module is incomplete: install it (on Debian and Ubuntu, `apt install python3-venv`).")
+    log = folder / "install.log"
+    log.write_text("", encoding="utf-8")
+    # the new environment's own Python says what it lacks, so that a half-made one is completed
+    if subprocess.run([str(python), __file__, "--complete", str(log)]).returncode:
+        raise SystemExit(1)  # it has said why
+    (folder / ".ready").write_text("", encoding="utf-8")
+    print("Environment ready in {} ({:.0f} s).".format(folder, time.monotonic() - started))
+
+
+def loaded_pins():
+    """Constraints that keep what this kernel has already imported, so that nothing needs a restart."""
+    names = importlib.metadata.packages_distributions()
+    imported = {dist for module in list(sys.modules) if "." not in module for dist in names.get(module, ())}
+    wanted = {name for name, _, heading in requirements() if heading == "exact"}
+    pins = ["{}=={}".format(name, version_of(name)) for name in sorted(imported - wanted) if version_of(name)]
+    if torch_is_accepted(version_of("torch")):
+        pins.append("torch=={}".format(version_of("torch")))
+    return pins
+
+
+def ensure_environment():
+    """For a notebook's first cell: installs what this kernel's Python lacks, and keeps what it has.
+
+    A complete environment costs milliseconds. Raises SetupError with one sentence where it cannot.
+    """
+    wanted, beside = missing(strict=False)
+    if not wanted and not beside:
+        return
+    changed = [pin for pin in wanted + beside if pin.split("==")[0] in sys.modules]
+    if changed:
+        raise SetupError(
+            "This kernel has already imported another version of {}: restart the kernel and run this "
+            "cell first.".format(", ".join(pin.split("==")[0] for pin in changed))
+        )
+    check_disk(Path(sys.prefix), gib_needed())
+    log = Path(tempfile.gettempdir()) / "grpo-notebooks-install.log"
+    log.write_text("", encoding="utf-8")
+    install(sys.executable, wanted, beside, log, loaded_pins())
+    importlib.invalidate_caches()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--venv", help="make this virtual environment")
+    parser.add_argument("--complete", metavar="LOG", help="install what this Python lacks, pip's words to LOG")
+    arguments = parser.parse_args()
+    if arguments.venv:
+        make_venv(arguments.venv)
+    elif arguments.complete:
+        wanted, beside = missing(strict=True)
+        if wanted or beside:
+            install(sys.executable, wanted, beside, arguments.complete)
+    else:
+        ensure_environment()
+
+
+if __name__ == "__main__":
+    main()
