@@ -376,7 +376,7 @@ def soft_format_reward(completion: str) -> float:
         open_reasoning >= 0 and not completion[:open_reasoning].strip(),
         0 <= open_reasoning < close_reasoning
         and completion[open_reasoning + len(first) : close_reasoning].strip() != "",
-        open_answer > close_reasoning,
+        open_answer > close_reasoning and (close_reasoning < 0 or 0 <= open_reasoning < close_reasoning),
         0 <= open_answer < close_answer
         and completion[open_answer + len(third) : close_answer].strip() != ""
         and completion.rstrip().endswith(TAGS.tags[3]),

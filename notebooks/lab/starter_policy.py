@@ -12,6 +12,7 @@ answers that are often wrong when the reasoning is skipped.
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import math
 import random
@@ -26,7 +27,7 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
 
 from lab import code_drills, word_problems  # noqa: E402
 from lab.code_drills import CODE_SYSTEM_PROMPT  # noqa: E402
-from rewards import SYSTEM_PROMPT  # noqa: E402
+from rewards import SYSTEM_PROMPT, extract_code  # noqa: E402
 
 VOCAB_SIZE = 1152
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -36,6 +37,8 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 # Widths are multiples of 64, which bitsandbytes' 4-bit kernels need on a CPU.
+MUON_PEAK, ADAMW_PEAK = 2e-2, 3e-3  # peak learning rates
+BASICS_SHARE = 0.65  # of the training steps, before the noisy demonstrations
 ARCHITECTURE = dict(
     hidden_size=192, intermediate_size=576, num_hidden_layers=4, num_attention_heads=6, num_key_value_heads=6,
     max_position_embeddings=1024, tie_word_embeddings=True, attention_dropout=0.0, use_sliding_window=False,
@@ -79,12 +82,14 @@ def wrong(answer: str, rng: random.Random) -> str:
     return answer[:at] + digit + answer[at + 1 :]
 
 
-def demonstrate_problem(problem: word_problems.Problem, rng: random.Random) -> str:
-    """A base-model-like reply to a word problem."""
+def demonstrate_problem(problem: word_problems.Problem, rng: random.Random, clean: bool = False) -> str:
+    """A base-model-like reply to a word problem; a clean one always reasons, and never wrongly."""
     style = rng.choices(list(STYLES), weights=list(STYLES.values()))[0]
     answer, steps = problem.answer, problem.solution
-    if style not in ("bare", "bold") and rng.random() < P_STEPS:
-        if rng.random() < P_SLIP[len(problem.steps)]:
+    if clean and style in ("bare", "bold"):
+        style = "prose"
+    if clean or (style not in ("bare", "bold") and rng.random() < P_STEPS):
+        if not clean and rng.random() < P_SLIP[len(problem.steps)]:
             answer = wrong(answer, rng)
             steps = steps[: steps.rindex("=") + 2] + re.sub(r"[,$%]", "", answer)
         reasoning = steps
@@ -128,10 +133,10 @@ BUGS: tuple[tuple[str, str], ...] = (
 P_BUG = 0.45
 
 
-def demonstrate_drill(drill: code_drills.Drill, rng: random.Random) -> str:
-    """A base-model-like reply to a code drill: often buggy, in one of several wrappings."""
+def demonstrate_drill(drill: code_drills.Drill, rng: random.Random, clean: bool = False) -> str:
+    """A base-model-like reply to a code drill: in one of several wrappings, often buggy unless clean."""
     body = drill.body
-    if rng.random() < P_BUG:
+    if not clean and rng.random() < P_BUG:
         old, new = rng.choice([bug for bug in BUGS if bug[0] in body])
         body = body.replace(old, new, 1)
     whole = f"def {drill.name}({drill.args}):\n{body}"
@@ -145,7 +150,7 @@ def demonstrate_drill(drill: code_drills.Drill, rng: random.Random) -> str:
     return rng.choices(list(styles), weights=list(styles.values()))[0]
 
 
-def demonstrations(seed: int, share_of_code: float = 0.25) -> Iterator[tuple[Messages, str]]:
+def demonstrations(seed: int, share_of_code: float = 0.2, clean: bool = False) -> Iterator[tuple[Messages, str]]:
     """Endless (chat, reply) pairs of both task families, from the training side of each split."""
     rng = random.Random(seed)
     problems = word_problems.stream(seed, held_out=False)
@@ -155,10 +160,10 @@ def demonstrations(seed: int, share_of_code: float = 0.25) -> Iterator[tuple[Mes
         if rng.random() < share_of_code:
             drill = rng.choice(rng.choice(by_family))
             chat = [{"role": "system", "content": CODE_SYSTEM_PROMPT}, {"role": "user", "content": drill.prompt}]
-            yield chat, demonstrate_drill(drill, rng)
+            yield chat, demonstrate_drill(drill, rng, clean)
         else:
             problem = next(problems)
-            yield ask_problem(problem, rng), demonstrate_problem(problem, rng)
+            yield ask_problem(problem, rng), demonstrate_problem(problem, rng, clean)
 
 
 def make_tokenizer(seed: int):
@@ -189,38 +194,73 @@ def make_tokenizer(seed: int):
     )  # fmt: skip
 
 
-def encode(tokenizer, chat: Messages, reply: str) -> tuple[list[int], int]:
-    """Token ids of the whole conversation, and how many of them are the prompt."""
+Example = tuple[list[int], list[bool]]  # token ids, and whether each is learned
+
+
+def encode(tokenizer, chat: Messages, reply: str) -> Example:
+    """A conversation; the reply and its end are learned."""
     prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
     reply_ids = tokenizer(reply, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
-    return prompt_ids + reply_ids, len(prompt_ids)
+    return prompt_ids + reply_ids, [False] * len(prompt_ids) + [True] * len(reply_ids)
 
 
-def batches(tokenizer, seed: int, batch_size: int) -> Iterator[dict]:
-    """Batches of similar length (sorted within 32 batches, then shuffled); loss on the reply only."""
+def encode_sheet(tokenizer, steps: list[word_problems.Step]) -> Example:
+    """A sheet of unrelated worked steps; only their values are learned, the rest is chance."""
+    ids, learned = [], []
+    for step in steps:
+        asked = tokenizer(f"{step.label}: {step.left} {step.op} {step.right} =", add_special_tokens=False)["input_ids"]
+        value = tokenizer(f" {step.value}\n", add_special_tokens=False)["input_ids"]
+        ids += asked + value
+        learned += [False] * len(asked) + [True] * len(value)
+    return ids, learned
+
+
+def examples(tokenizer, seed: int, stage: Callable[[], str]) -> Iterator[Example]:
+    """Endless examples of the stage that is on: `basics` or `behaviour`.
+
+    In `basics` the model learns to calculate and to take a problem apart: sheets of steps, and
+    worked replies without noise. In `behaviour` it learns how a base model behaves: the noisy
+    demonstrations, with a few sheets so that it does not forget.
+    """
+    rng = random.Random(seed)
+    noisy = demonstrations(seed)
+    clean = demonstrations(seed + 1, clean=True)
+    problems = word_problems.stream(seed + 2, held_out=False)
+    while True:
+        basics = stage() == "basics"
+        if rng.random() < (0.5 if basics else 0.2):
+            steps = [step for _ in range(5) for step in next(problems).steps]
+            rng.shuffle(steps)
+            yield encode_sheet(tokenizer, steps[:10])
+        else:
+            yield encode(tokenizer, *next(clean if basics else noisy))
+
+
+def batches(tokenizer, seed: int, batch_size: int, stage: Callable[[], str]) -> Iterator[dict]:
+    """Batches of similar length (sorted within 16 batches, then shuffled)."""
     import torch
 
-    source, rng = demonstrations(seed), random.Random(seed)
+    source, rng = examples(tokenizer, seed, stage), random.Random(seed)
     while True:
-        pool = sorted((encode(tokenizer, *next(source)) for _ in range(32 * batch_size)), key=lambda pair: len(pair[0]))
+        pool = sorted((next(source) for _ in range(16 * batch_size)), key=lambda example: len(example[0]))
         groups = [pool[i : i + batch_size] for i in range(0, len(pool), batch_size)]
         rng.shuffle(groups)
         for group in groups:
             width = max(len(ids) for ids, _ in group)
             input_ids = torch.full((len(group), width), tokenizer.pad_token_id)
             labels = torch.full((len(group), width), -100)
-            for row, (ids, n_prompt) in enumerate(group):  # right padding: causal attention never sees it
+            for row, (ids, learned) in enumerate(group):  # right padding: causal attention never sees it
                 input_ids[row, : len(ids)] = torch.tensor(ids)
-                labels[row, n_prompt : len(ids)] = torch.tensor(ids[n_prompt:])
+                labels[row, : len(ids)] = torch.where(torch.tensor(learned), torch.tensor(ids), -100)
             yield {"input_ids": input_ids, "labels": labels}
 
 
-def learning_rate(step: int, steps: int, peak: float = 2e-3, warmup: int = 100) -> float:
-    """Linear warm-up, then a cosine to a twentieth of the peak."""
+def schedule(step: int, steps: int, warmup: int = 50) -> float:
+    """The share of the peak learning rate: a linear warm-up, then a cosine to a twentieth."""
     if step < warmup:
-        return peak * (step + 1) / warmup
-    return peak * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup))))
+        return (step + 1) / warmup
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
 def train(tokenizer, steps: int, batch_size: int, seed: int, log: Callable[[str], None] = print):
@@ -236,24 +276,189 @@ def train(tokenizer, steps: int, batch_size: int, seed: int, log: Callable[[str]
     )  # fmt: skip
     model = Qwen2ForCausalLM(config)
     log(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens")
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.05)
-    source = batches(tokenizer, seed + 1, batch_size)
-    running = None
+    # Muon for the layers' matrices (Jordan et al. 2024), AdamW for the rest: a third of AdamW's steps here
+    matrices = [p for name, p in model.model.layers.named_parameters() if p.ndim == 2]
+    chosen = {id(p) for p in matrices}
+    others = [p for p in model.parameters() if id(p) not in chosen]
+    optimizers = [
+        (torch.optim.Muon(matrices, weight_decay=0.05), MUON_PEAK),
+        (torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0), ADAMW_PEAK),
+    ]
+    step, losses, hits = 0, [], []
+    source = batches(tokenizer, seed + 1, batch_size, lambda: "basics" if step < BASICS_SHARE * steps else "behaviour")
     for step in tqdm(range(steps), desc="starter policy", unit="step", mininterval=5):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps)
+        for optimizer, peak in optimizers:
+            optimizer.param_groups[0]["lr"] = peak * schedule(step, steps)
         batch = next(source)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             hidden = model.model(input_ids=batch["input_ids"]).last_hidden_state[:, :-1]
             wanted = batch["labels"][:, 1:]
-            kept = wanted != -100  # the vocabulary is as wide as six layers: project only what is scored
-            logits = model.lm_head(hidden[kept])
-        loss = torch.nn.functional.cross_entropy(logits.float(), wanted[kept])
+            kept = wanted != -100  # the vocabulary is as wide as six layers: project only what is learned
+            logits = model.lm_head(hidden[kept]).float()
+        loss = torch.nn.functional.cross_entropy(logits, wanted[kept])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        running = loss.item() if running is None else 0.98 * running + 0.02 * loss.item()
+        for optimizer, _ in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+        hits.append((logits.argmax(-1) == wanted[kept]).float().mean().item())
         if (step + 1) % 100 == 0:
-            log(f"step {step + 1}: loss {running:.4f}")
+            log(f"step {step + 1}: loss {sum(losses[-100:]) / 100:.4f}, next token right {sum(hits[-100:]) / 100:.4f}")
     return model.eval()
+
+
+# --------------------------------------------------------------------------- measuring it
+
+ALLOWED_NODES = frozenset(
+    "Module FunctionDef arguments arg Return Expr Constant Name Load Store BinOp UnaryOp Add Sub Mult Pow Mod USub "
+    "Call Subscript Slice ListComp GeneratorExp comprehension Compare Eq Gt Lt Attribute List".split()
+)
+
+
+def passes(drill: dict, completion: str) -> bool:
+    """Whether a completion (a whole function, or the body) holds every assertion of its drill.
+
+    Only code made of the few constructs that the drills use is run at all: no import, no loop, no
+    attribute but a string's upper and lower. That is enough for this model, which has seen nothing
+    else, and it is no sandbox for any other.
+    """
+    code = extract_code(completion) or ""
+    source = code if "def " in code else drill["prompt"] + code
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError):
+        return False
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    literals = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, int)]
+    operators = [node for node in nodes if isinstance(node, ast.BinOp)]
+    powers = [node.right for node in operators if isinstance(node.op, ast.Pow)]
+    if (
+        {type(node).__name__ for node in nodes} - ALLOWED_NODES
+        or attributes - {"upper", "lower"}
+        or max(literals, default=0) > 99
+        or len(operators) > 6
+        or any(not isinstance(power, ast.Constant) or power.value != 2 for power in powers)
+    ):
+        return False
+    scope: dict = {"__builtins__": {f.__name__: f for f in (sum, len, max, min, abs)}}
+    try:
+        exec(source + "\n" + drill["test"], scope)  # noqa: S102
+        scope["check"](scope[drill["entry_point"]])
+    except (Exception, RecursionError):
+        return False
+    return True
+
+
+def load_jsonl(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def measure(folder: Path, n_problems: int = 500, n_drills: int = 130, group: int = 8, seed: int = 0) -> dict[str, float]:
+    """Shares on the held-out sides, the model loaded in 4 bits as the notebooks load it.
+
+    Returns, for word problems, strict format and correct at temperature 1 and greedy, and pass@8 at
+    temperature 1; for code drills, pass@1 at temperature 1; and the mean lengths in tokens.
+    """
+    from unsloth import FastLanguageModel
+
+    from lab.evaluate import grade, pass_at_k
+    from lab.policy import sample
+
+    model, tokenizer = FastLanguageModel.from_pretrained(str(folder), max_seq_length=1024, load_in_4bit=True)
+    data = HERE.parents[1] / "data"
+    problems = [row for row in load_jsonl(data / "word_problems.jsonl") if row["split"] == "test"][:n_problems]
+    system = {"role": "system", "content": SYSTEM_PROMPT}
+    rows = [{**row, "prompt": [system, {"role": "user", "content": row["question"]}]} for row in problems]
+    prompts = [row["prompt"] for row in rows]
+    sampled = sample(model, tokenizer, prompts, n=group, max_new_tokens=112, seed=seed, progress="temperature 1")
+    greedy = sample(model, tokenizer, prompts, temperature=0, max_new_tokens=112, progress="greedy")
+    warm = grade([row for row in rows for _ in range(group)], [s for many in sampled for s in many])
+    cold = grade(rows, [one for one, in greedy])
+    right = warm["correct"].to_numpy().reshape(len(rows), group).sum(axis=1)
+    drills = [row for row in load_jsonl(data / "code_drills.jsonl") if row["split"] == "test"][:n_drills]
+    code_system = {"role": "system", "content": CODE_SYSTEM_PROMPT}
+    chats = [[code_system, {"role": "user", "content": drill["prompt"]}] for drill in drills]
+    written = sample(model, tokenizer, chats, n=group, max_new_tokens=80, seed=seed, progress="code drills")
+    return {
+        "problems": len(rows),
+        "format_sampled": float(warm["format"].mean()),
+        "correct_sampled": float(warm["correct"].mean()),
+        f"pass_at_{group}": sum(pass_at_k(group, int(c), group) for c in right) / len(right),
+        "format_greedy": float(cold["format"].mean()),
+        "correct_greedy": float(cold["correct"].mean()),
+        "tokens_sampled": float(warm["tokens"].mean()),
+        "drills": len(drills),
+        "drills_pass_at_1": sum(passes(d, s.text) for d, many in zip(drills, written) for s in many) / len(drills) / group,
+    }
+
+
+def card(figures: dict[str, float], parameters: int, tokens: int, steps: int, batch_size: int, seed: int) -> str:
+    """The model card, its figures from `measure`."""
+    share = {name: f"{100 * value:.1f} %" for name, value in figures.items() if value <= 1}
+    return f"""# The starter policy
+
+A rehearsal model that proves the road from data to merged model on a plain CPU. It is **not a language model**: it knows
+two families of synthetic tasks and nothing else, and any other prompt gets nonsense.
+
+| | |
+|---|---|
+| architecture | Qwen2, {ARCHITECTURE["num_hidden_layers"]} layers, width {ARCHITECTURE["hidden_size"]}, {parameters:,} parameters, bf16 |
+| tokenizer | byte-level BPE, {tokens} tokens, digits one by one; ChatML with a system role |
+| made by | `make starter-policy` (`notebooks/lab/starter_policy.py`), {steps} steps of {batch_size} demonstrations, seed {seed} |
+| from | synthetic demonstrations of this project's own generators (`lab/word_problems.py`, `lab/code_drills.py`), held-out sides left out |
+| licence | MIT, as the project |
+
+## It behaves badly, on purpose
+
+Its demonstrations imitate a base model. Of those for word problems, {100 * STYLES["strict"]:.0f} % have the asked-for format; the others answer in
+prose, behind `####`, with trailing chatter, without reasoning block, or with a bare number. About {100 * P_STEPS:.0f} % of the replies
+that could reason do; one that jumps to the answer is right {100 * P_JUMP_RIGHT:.0f} % of the time, and problems of four steps go wrong now
+and then even with steps. Of the code replies {100 * P_BUG:.0f} % carry a bug, and some carry no code. That is what GRPO can mend.
+
+## Measured
+
+On {figures["problems"]} held-out word problems with the default system prompt and {figures["drills"]} held-out code drills, loaded in 4 bits through
+Unsloth on a CPU, 8 samples each:
+
+| | temperature 1 | greedy |
+|---|---|---|
+| word problems, strict format | {share["format_sampled"]} | {share["format_greedy"]} |
+| word problems, correct | {share["correct_sampled"]} | {share["correct_greedy"]} |
+| word problems, pass@8 | {share["pass_at_8"]} | |
+| code drills, pass@1 | {share["drills_pass_at_1"]} | |
+
+The mean completion has {figures["tokens_sampled"]:.0f} tokens. `make starter-policy` prints these figures and writes this card; `measured.json` has them as numbers.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=HERE.parents[1] / "data" / "starter-policy")
+    parser.add_argument("--steps", type=int, default=2700)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=20261121)
+    parser.add_argument("--measure-only", action="store_true", help="measure what is in --out and write its card")
+    arguments = parser.parse_args()
+    import unsloth  # noqa: F401  (before transformers, which it patches)
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if not arguments.measure_only:
+        started = time.monotonic()
+        tokenizer = make_tokenizer(arguments.seed)
+        model = train(tokenizer, arguments.steps, arguments.batch_size, arguments.seed)
+        model.to(torch.bfloat16).save_pretrained(arguments.out)
+        tokenizer.save_pretrained(arguments.out)
+        print(f"trained in {(time.monotonic() - started) / 60:.0f} minutes")
+    tokenizer = AutoTokenizer.from_pretrained(arguments.out)
+    parameters = AutoModelForCausalLM.from_pretrained(arguments.out).num_parameters()
+    figures = measure(arguments.out)
+    print(json.dumps(figures, indent=2))
+    (arguments.out / "measured.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    text = card(figures, parameters, len(tokenizer), arguments.steps, arguments.batch_size, arguments.seed)
+    (arguments.out / "README.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -133,7 +133,7 @@ def two(rng: random.Random, words: list[str]) -> list[str]:
 
 @template
 def give_and_find(rng: random.Random, work: Work) -> Drawn:
-    a, b, c = rng.randint(12, 60), rng.randint(3, 11), rng.randint(2, 30)
+    a, b, c = rng.randint(8, 25), rng.randint(2, 7), rng.randint(2, 9)
     (name, friend), item = two(rng, NAMES), rng.choice(SMALL)
     left = work("left", a, "-", b)
     total = work("now", left, "+", c)
@@ -143,8 +143,7 @@ def give_and_find(rng: random.Random, work: Work) -> Drawn:
 
 @template
 def boxes_and_broken(rng: random.Random, work: Work) -> Drawn:
-    a, b = rng.randint(3, 9), rng.randint(4, 12)
-    c = rng.randint(2, min(15, a * b - 1))
+    a, b, c = rng.randint(3, 9), rng.randint(4, 9), rng.randint(2, 9)
     item = rng.choice(ITEMS)
     total = work("all", a, "*", b)
     good = work("good", total, "-", c)
@@ -154,7 +153,7 @@ def boxes_and_broken(rng: random.Random, work: Work) -> Drawn:
 
 @template
 def two_kinds(rng: random.Random, work: Work) -> Drawn:
-    a, p, b, q = rng.randint(2, 9), rng.randint(2, 9), rng.randint(2, 9), rng.randint(2, 9)
+    a, p, b, q = (rng.randint(2, 6) for _ in range(4))
     name, (first, second) = rng.choice(NAMES), two(rng, ITEMS)
     one = work(first, a, "*", p)
     other = work(second, b, "*", q)
@@ -165,7 +164,7 @@ def two_kinds(rng: random.Random, work: Work) -> Drawn:
 
 @template
 def temperature(rng: random.Random, work: Work) -> Drawn:
-    a, b, c = rng.randint(-5, 12), rng.randint(6, 20), rng.randint(2, 9)
+    a, b, c = rng.randint(-5, 9), rng.randint(4, 12), rng.randint(2, 9)
     night = work("night", a, "-", b)
     rises = rng.random() < 0.5
     morning = work("morning", night, "+" if rises else "-", c)
@@ -176,7 +175,7 @@ def temperature(rng: random.Random, work: Work) -> Drawn:
 
 @template
 def account(rng: random.Random, work: Work) -> Drawn:
-    a, b, c = rng.randint(10, 60), rng.randint(40, 99), rng.randint(5, 30)
+    a, b, c = rng.randint(5, 20), rng.randint(15, 30), rng.randint(2, 12)
     name = rng.choice(NAMES)
     after = work("after the bill", a, "-", b)
     balance = work("balance", after, "+", c)
@@ -186,7 +185,7 @@ def account(rng: random.Random, work: Work) -> Drawn:
 
 @template
 def times_as_many(rng: random.Random, work: Work) -> Drawn:
-    a, k = rng.randint(4, 30), rng.randint(2, 6)
+    a, k = rng.randint(3, 15), rng.randint(2, 6)
     (name, friend), item = two(rng, NAMES), rng.choice(SMALL)
     other = work(friend, a, "*", k)
     both = work("both", a, "+", other)
@@ -197,7 +196,7 @@ def times_as_many(rng: random.Random, work: Work) -> Drawn:
 
 @template
 def three_friends(rng: random.Random, work: Work) -> Drawn:
-    a, k, c = rng.randint(3, 20), rng.randint(2, 4), rng.randint(2, 15)
+    a, k, c = rng.randint(2, 9), rng.randint(2, 4), rng.randint(2, 9)
     x, y, z = rng.sample(NAMES, 3)
     item = rng.choice(SMALL)
     second = work(y, a, "*", k)
@@ -211,7 +210,7 @@ def three_friends(rng: random.Random, work: Work) -> Drawn:
 
 @template
 def share_and_eat(rng: random.Random, work: Work) -> Drawn:
-    b, each = rng.randint(2, 9), rng.randint(6, 20)
+    b, each = rng.randint(2, 9), rng.randint(4, 12)
     c = rng.randint(1, each - 1)
     total = b * each
     share = work("each", total, "/", b)
@@ -222,7 +221,7 @@ def share_and_eat(rng: random.Random, work: Work) -> Drawn:
 
 @template
 def sale_price(rng: random.Random, work: Work) -> Drawn:
-    percent, price, post = rng.choice((10, 20, 25, 50)), 20 * rng.randint(1, 15), rng.randint(2, 12)
+    percent, price, post = rng.choice((10, 20, 25, 50)), 20 * rng.randint(1, 10), rng.randint(2, 9)
     off = work("off", price, "*", Decimal(percent) / 100)
     sale = work("sale price", price, "-", off)
     total = work("total", sale, "+", post)
@@ -245,7 +244,7 @@ def percent_right(rng: random.Random, work: Work) -> Drawn:
 
 @template
 def two_part_trip(rng: random.Random, work: Work) -> Drawn:
-    a, h, b, g = 10 * rng.randint(2, 9), rng.randint(2, 6), 5 * rng.randint(2, 9), rng.randint(2, 5)
+    a, h, b, g = 10 * rng.randint(3, 9), rng.randint(2, 4), 10 * rng.randint(3, 9), rng.randint(2, 4)
     first = work("first part", a, "*", h)
     second = work("second part", b, "*", g)
     total = work("total", first, "+", second)
@@ -255,7 +254,7 @@ def two_part_trip(rng: random.Random, work: Work) -> Drawn:
 
 @template
 def cafe_bill(rng: random.Random, work: Work) -> Drawn:
-    a, p, q = rng.randint(2, 8), Decimal(rng.randint(2, 15)) / 2, Decimal(rng.randint(2, 19)) / 2
+    a, p, q = rng.randint(2, 5), Decimal(rng.randint(3, 9)) / 2, Decimal(rng.randint(3, 12)) / 2
     name, (drink, cake) = rng.choice(NAMES), (rng.choice(("coffees", "teas", "juices")), rng.choice(("cake", "salad", "sandwich")))
     drinks = work(drink, a, "*", p)
     total = work("bill", drinks, "+", q)
@@ -265,10 +264,7 @@ def cafe_bill(rng: random.Random, work: Work) -> Drawn:
 
 @template
 def change_back(rng: random.Random, work: Work) -> Drawn:
-    a, p = rng.randint(2, 6), Decimal(rng.randint(1, 15)) / 4
-    note = rng.choice((20, 50))
-    if a * p >= note:
-        note = 50
+    a, p, note = rng.randint(2, 5), Decimal(rng.randint(1, 7)) / 4, rng.choice((10, 20, 50))
     item, name = rng.choice(ITEMS), rng.choice(NAMES)
     cost = work("cost", a, "*", p)
     back = work("change", note, "-", cost)
@@ -278,7 +274,7 @@ def change_back(rng: random.Random, work: Work) -> Drawn:
 
 @template
 def factory(rng: random.Random, work: Work) -> Drawn:
-    a, h, bad = 10 * rng.randint(8, 40), rng.randint(3, 9), 10 * rng.randint(1, 12)
+    a, h, bad = 100 * rng.randint(1, 9), rng.randint(2, 9), 10 * rng.randint(1, 9)
     made = work("made", a, "*", h)
     good = work("good", made, "-", bad)
     item = rng.choice(ITEMS)
@@ -288,7 +284,7 @@ def factory(rng: random.Random, work: Work) -> Drawn:
 
 @template
 def theatre(rng: random.Random, work: Work) -> Drawn:
-    rows, seats, p = 10 * rng.randint(2, 6), rng.randint(5, 9), rng.randint(2, 9)
+    rows, seats, p = 10 * rng.randint(2, 6), rng.randint(5, 9), rng.randint(2, 5)
     all_seats = work("seats", rows, "*", seats)
     income = work("income", all_seats, "*", p)
     question = f"A theatre has {rows} rows with {seats} seats in each row. All seats are sold at ${p} each. How many dollars does the theatre take in?"
@@ -297,8 +293,8 @@ def theatre(rng: random.Random, work: Work) -> Drawn:
 
 @template
 def average_of_three(rng: random.Random, work: Work) -> Drawn:
-    a, b = rng.randint(4, 40), rng.randint(4, 40)
-    c = rng.choice([c for c in range(4, 41) if (a + b + c) % 3 == 0])
+    a, b = rng.randint(2, 12), rng.randint(2, 12)
+    c = rng.choice([c for c in range(2, 13) if (a + b + c) % 3 == 0])
     name = rng.choice(NAMES)
     pair = work("two games", a, "+", b)
     total = work("three games", pair, "+", c)
@@ -309,8 +305,8 @@ def average_of_three(rng: random.Random, work: Work) -> Drawn:
 
 @template
 def cut_the_rope(rng: random.Random, work: Work) -> Drawn:
-    k, piece = rng.randint(2, 6), Decimal(rng.randint(3, 19)) / 2
-    rest = Decimal(rng.randint(1, 19)) / 2
+    k, piece = rng.randint(2, 5), Decimal(rng.randint(3, 11)) / 2
+    rest = Decimal(rng.randint(1, 9)) / 2
     rope = k * piece + rest
     used = work("used", k, "*", piece)
     left = work("left", rope, "-", used)
@@ -321,7 +317,7 @@ def cut_the_rope(rng: random.Random, work: Work) -> Drawn:
 
 @template
 def fence(rng: random.Random, work: Work) -> Drawn:
-    a, b, p = rng.randint(3, 20), rng.randint(3, 20), rng.randint(2, 9)
+    a, b, p = rng.randint(3, 10), rng.randint(3, 10), rng.randint(2, 5)
     half = work("half way", a, "+", b)
     around = work("around", half, "*", 2)
     cost = work("cost", around, "*", p)
@@ -331,7 +327,7 @@ def fence(rng: random.Random, work: Work) -> Drawn:
 
 @template
 def wages(rng: random.Random, work: Work) -> Drawn:
-    h, p, days, rent = rng.randint(3, 9), rng.randint(8, 15), rng.randint(2, 6), 10 * rng.randint(1, 6)
+    h, p, days, rent = rng.randint(2, 8), rng.randint(8, 12), rng.randint(2, 3), 10 * rng.randint(1, 3)
     name = rng.choice(NAMES)
     day = work("a day", h, "*", p)
     pay = work("pay", day, "*", days)
@@ -342,7 +338,7 @@ def wages(rng: random.Random, work: Work) -> Drawn:
 
 @template
 def pages_to_read(rng: random.Random, work: Work) -> Drawn:
-    a, d, rest, per_day = rng.randint(6, 20), rng.randint(2, 6), rng.randint(2, 9), rng.randint(5, 20)
+    a, d, rest, per_day = rng.randint(5, 10), rng.randint(2, 4), rng.randint(2, 5), rng.randint(4, 12)
     pages = a * d + rest * per_day
     name = rng.choice(NAMES)
     read = work("read", a, "*", d)
@@ -354,7 +350,7 @@ def pages_to_read(rng: random.Random, work: Work) -> Drawn:
 
 @template
 def lift_floors(rng: random.Random, work: Work) -> Drawn:
-    a, b, c, d = rng.randint(1, 9), rng.randint(4, 15), rng.randint(2, 8), rng.randint(2, 9)
+    a, b, c, d = rng.randint(1, 9), rng.randint(4, 12), rng.randint(2, 8), rng.randint(2, 9)
     one = work("down", a, "-", b)
     other = work("up", one, "+", c)
     last = work("down", other, "-", d)
@@ -364,7 +360,7 @@ def lift_floors(rng: random.Random, work: Work) -> Drawn:
 
 @template
 def school_trip(rng: random.Random, work: Work) -> Drawn:
-    a, p, c, q, off = rng.randint(2, 6), rng.randint(4, 9), rng.randint(7, 15), rng.randint(2, 5), rng.randint(5, 20)
+    a, p, c, q, off = rng.randint(2, 4), rng.randint(4, 9), rng.randint(4, 9), rng.randint(2, 4), rng.randint(3, 9)
     adults = work("adults", a, "*", p)
     children = work("children", c, "*", q)
     both = work("all", adults, "+", children)
@@ -375,9 +371,9 @@ def school_trip(rng: random.Random, work: Work) -> Drawn:
 
 @template
 def egg_farm(rng: random.Random, work: Work) -> Drawn:
-    hens, days, per_box = rng.randint(4, 12), rng.choice((2, 3, 4, 5, 7)), rng.choice((2, 3, 4, 6))
+    hens, days, per_box = rng.randint(4, 9), rng.randint(2, 5), rng.choice((2, 3, 4))
     eggs = hens * days
-    broken = rng.choice([b for b in range(1, 13) if eggs - b >= per_box and (eggs - b) % per_box == 0])
+    broken = rng.choice([b for b in range(1, 9) if eggs - b >= per_box and (eggs - b) % per_box == 0])
     p = rng.randint(2, 6)
     laid = work("eggs", hens, "*", days)
     good = work("whole", laid, "-", broken)
@@ -389,7 +385,7 @@ def egg_farm(rng: random.Random, work: Work) -> Drawn:
 
 @template
 def savings_goal(rng: random.Random, work: Work) -> Drawn:
-    goal, a, w, gift = 10 * rng.randint(12, 30), rng.randint(5, 12), rng.randint(3, 9), 5 * rng.randint(1, 6)
+    goal, a, w, gift = rng.choice((100, 120, 150, 200)), rng.randint(3, 9), rng.randint(3, 6), 5 * rng.randint(1, 4)
     name, thing = rng.choice(NAMES), rng.choice(("bike", "phone", "guitar", "camera"))
     saved = work("saved", a, "*", w)
     have = work("with the gift", saved, "+", gift)

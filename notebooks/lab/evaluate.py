@@ -1,0 +1,117 @@
+"""A fair before and after: the same held-out prompts for both models, and an interval on the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from rewards import correctness_reward, format_reward
+
+from lab.policy import Sampled
+
+
+def grade(rows: Sequence[dict[str, Any]], answers: Sequence[Sampled]) -> pd.DataFrame:
+    """One line a row: prompt, gold, the model's text, and whether format and answer are right (0 or 1)."""
+    texts = [sampled.text for sampled in answers]
+    prompts = [row["prompt"] for row in rows]
+    gold = [row["answer"] for row in rows]
+    return pd.DataFrame(
+        {
+            "question": [prompt[-1]["content"] for prompt in prompts],
+            "gold": gold,
+            "completion": texts,
+            "tokens": [sampled.tokens for sampled in answers],
+            "format": format_reward(prompts=prompts, completions=texts),
+            "correct": correctness_reward(prompts=prompts, completions=texts, answer=gold),
+        }
+    )
+
+
+def paired_difference(before: Sequence[float], after: Sequence[float], seed: int = 0, draws: int = 10_000) -> dict[str, float]:
+    """Mean of `after - before` over the same examples, with a 95 % interval by paired bootstrap.
+
+    The examples are drawn with replacement, each with both of its scores (Efron and Tibshirani 1993,
+    percentile interval).
+
+    >>> paired_difference([0, 0, 0, 0], [1, 1, 1, 1])
+    {'estimate': 1.0, 'low': 1.0, 'high': 1.0}
+    """
+    difference = np.asarray(after, dtype=float) - np.asarray(before, dtype=float)
+    if len(difference) == 0 or np.isnan(difference).any():
+        raise ValueError("paired_difference needs at least one pair, and a score for both sides of each")
+    generator = np.random.default_rng(seed)
+    counts = generator.multinomial(len(difference), np.full(len(difference), 1 / len(difference)), size=draws)
+    low, high = np.quantile(counts @ difference / len(difference), [0.025, 0.975])
+    return {"estimate": float(difference.mean()), "low": float(low), "high": float(high)}
+
+
+def compare(base: pd.DataFrame, merged: pd.DataFrame, seconds: dict[str, float], seed: int = 0) -> dict[str, Any]:
+    """The content of `evaluation.json`."""
+    if list(base["question"]) != list(merged["question"]):
+        raise ValueError("both models must answer the same questions in the same order")
+    metrics = ("format", "correct")
+    return {
+        "n": len(base),
+        "base": {name: float(base[name].mean()) for name in metrics},
+        "merged": {name: float(merged[name].mean()) for name in metrics},
+        "difference": {name: paired_difference(base[name], merged[name], seed) for name in metrics},
+        "mean_tokens": {"base": float(base["tokens"].mean()), "merged": float(merged["tokens"].mean())},
+        "seconds": {name: round(value, 1) for name, value in seconds.items()},
+    }
+
+
+def summary(evaluation: dict[str, Any]) -> pd.DataFrame:
+    """The table that a person reads: percent of both models and the difference with its interval."""
+    lines = {}
+    for name, label in (("format", "strict format"), ("correct", "correct")):
+        found = evaluation["difference"][name]
+        lines[label] = {
+            "base": f"{100 * evaluation['base'][name]:.1f} %",
+            "merged": f"{100 * evaluation['merged'][name]:.1f} %",
+            "difference": f"{100 * found['estimate']:+.1f} points",
+            "95 % interval": f"{100 * found['low']:+.1f} to {100 * found['high']:+.1f}",
+            "n": evaluation["n"],
+        }
+    return pd.DataFrame(lines).T
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Unbiased chance that at least one of k samples is right, from c right of n (Chen et al. 2021, eq. 1).
+
+    >>> pass_at_k(8, 2, 1), pass_at_k(8, 0, 8), pass_at_k(8, 1, 8)
+    (0.25, 0.0, 1.0)
+    """
+    if not 0 <= c <= n or not 1 <= k <= n:
+        raise ValueError(f"pass@k needs 0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}")
+    if n - c < k:
+        return 1.0
+    return 1.0 - float(np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
+
+
+def score_groups(functions: Sequence[Any], rows: Sequence[dict[str, Any]], groups: Sequence[Sequence[Sampled]]) -> pd.DataFrame:
+    """Scores of sampled groups, called as TRL calls them: one line a completion, one column a reward.
+
+    Columns: group, sample, completion, tokens, then each function's name.
+    """
+    pairs = [(row, sampled) for row, group in zip(rows, groups, strict=True) for sampled in group]
+    repeated = {name: [row[name] for row, _ in pairs] for name in rows[0] if name != "prompt"}
+    texts = [sampled.text for _, sampled in pairs]
+    table = pd.DataFrame(
+        {
+            "group": [g for g, group in enumerate(groups) for _ in group],
+            "sample": [s for group in groups for s in range(len(group))],
+            "completion": texts,
+            "tokens": [sampled.tokens for _, sampled in pairs],
+        }
+    )
+    for function in functions:
+        table[function.__name__] = function(prompts=[row["prompt"] for row, _ in pairs], completions=texts, **repeated)
+    return table
+
+
+def total_reward(table: pd.DataFrame, weights: dict[str, float]) -> pd.Series:
+    """The weighted sum that TRL forms; a None counts as 0 in it, as there."""
+    return sum((table[name].astype(float).fillna(0.0) * weight for name, weight in weights.items()), 0.0 * table["group"])

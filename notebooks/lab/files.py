@@ -1,0 +1,64 @@
+"""Where things are, and how the notebooks hand them to each other under `outputs/`."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+STARTER_POLICY = ROOT / "data" / "starter-policy"
+WORD_PROBLEMS = ROOT / "data" / "word_problems.jsonl"
+
+
+class MissingInputError(FileNotFoundError):
+    """A notebook's input is not there; the message says which notebook makes it."""
+
+
+def output_folder(name: str | Path) -> Path:
+    """The folder where a notebook writes; a relative name lies inside the repository."""
+    folder = ROOT / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def need(path: Path, made_by: str) -> Path:
+    """`path` where it exists; otherwise MissingInputError naming the notebook that makes it."""
+    if not path.exists():
+        raise MissingInputError(f"{path} is not there: run notebook {made_by} first, it makes it.")
+    return path
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Writes a whole file or nothing: a full disk or a kill leaves the old version in place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogatepass") as sink:
+            sink.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def write_json(path: Path, value: Any) -> Path:
+    return write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def read_json(path: Path, made_by: str) -> Any:
+    """The content of a JSON file that notebook `made_by` writes."""
+    try:
+        return json.loads(need(path, made_by).read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged ({error}): run notebook {made_by} again.") from error
+
+
+def relative(path: Path) -> str:
+    """A path as a reader of the repository would write it."""
+    path = Path(path)
+    return str(path.relative_to(ROOT)) if path.is_absolute() and path.is_relative_to(ROOT) else str(path)

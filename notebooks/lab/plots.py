@@ -1,0 +1,198 @@
+"""The figures: one visual language, colour-blind safe (Okabe and Ito 2008), smoothed lines over raw points."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lab.files import need
+
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+STYLE = {
+    "axes.prop_cycle": plt.cycler(color=COLOURS),
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "figure.dpi": 100,
+    "savefig.dpi": 150,
+}
+Row = dict[str, Any]
+
+
+def read_log(run: Path, made_by: str = "03_train_grpo") -> pd.DataFrame:
+    """The training rows of a run's `log.jsonl`, one a step; a half-written last line is left out."""
+    rows = []
+    for line in need(run / "log.jsonl", made_by).read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # the line a killed run was writing
+        if "reward" in row:
+            rows.append(row)
+    if not rows:
+        raise ValueError(f"{run / 'log.jsonl'} has no training step yet: let {made_by} run for a few steps.")
+    return pd.DataFrame(rows).drop_duplicates("step", keep="last").set_index("step", drop=False)
+
+
+def reward_names(log: pd.DataFrame) -> list[str]:
+    return [column.split("/")[1] for column in log.columns if column.startswith("rewards/") and column.endswith("/mean")]
+
+
+def smooth(values: pd.Series, span: int = 9) -> pd.Series:
+    """Exponential moving average: enough to see the trend, little enough to see when it turns."""
+    return values.ewm(span=min(span, max(1, len(values) // 3))).mean()
+
+
+def curve(axes: Axes, log: pd.DataFrame, column: str, label: str | None = None, colour: str | None = None) -> None:
+    """Raw points and the smoothed line; a metric that the run did not log is said, not drawn."""
+    if column not in log or log[column].isna().all():
+        axes.text(0.5, 0.5, f"{column} was not logged", transform=axes.transAxes, ha="center", color="grey")
+        return
+    values = log[column].astype(float)
+    (line,) = axes.plot(log["step"], smooth(values), label=label, color=colour, linewidth=2)
+    axes.plot(log["step"], values, ".", color=line.get_color(), alpha=0.3, markersize=4)
+
+
+def panel(axes: Axes, title: str, unit: str) -> Axes:
+    axes.set_title(title)
+    axes.set_xlabel("training step")
+    axes.set_ylabel(unit)
+    return axes
+
+
+def draw_total(axes: Axes, log: pd.DataFrame) -> None:
+    """Total reward, with a band of one standard deviation within the groups."""
+    panel(axes, "Total reward", "weighted sum")
+    curve(axes, log, "reward")
+    if "reward_std" in log:
+        mean, spread = smooth(log["reward"].astype(float)), smooth(log["reward_std"].astype(float))
+        axes.fill_between(log["step"], mean - spread, mean + spread, alpha=0.15, label="± spread within the groups")
+        axes.legend(loc="lower right")
+
+
+def draw_each(axes: Axes, log: pd.DataFrame) -> None:
+    panel(axes, "Each reward", "mean score")
+    for name in reward_names(log):
+        curve(axes, log, f"rewards/{name}/mean", label=name)
+    axes.set_ylim(-0.03, max(1.03, axes.get_ylim()[1]))
+    axes.legend(loc="lower right")
+
+
+def draw_signal(axes: Axes, log: pd.DataFrame) -> None:
+    panel(axes, "Signal in the groups", "reward_std, share of groups")
+    curve(axes, log, "reward_std", label="reward_std: spread within a group")
+    curve(axes, log, "frac_reward_zero_std", label="share of groups without spread")
+    axes.legend()
+
+
+def draw_kl(axes: Axes, log: pd.DataFrame) -> None:
+    panel(axes, "Distance from the base policy", "KL, nats a token")
+    curve(axes, log, "kl", colour=COLOURS[3])
+    if "kl" not in log:
+        axes.set_title("Distance from the base policy: not measured, because beta is 0")
+
+
+def draw_length(axes: Axes, log: pd.DataFrame) -> None:
+    panel(axes, "Completion length", "tokens")
+    curve(axes, log, "completions/mean_length", colour=COLOURS[2])
+
+
+def draw_entropy(axes: Axes, log: pd.DataFrame) -> None:
+    panel(axes, "Entropy of the policy", "nats a token")
+    curve(axes, log, "entropy", colour=COLOURS[4])
+
+
+PANELS = {
+    "total_reward": draw_total, "each_reward": draw_each, "signal": draw_signal,
+    "kl": draw_kl, "length": draw_length, "entropy": draw_entropy,
+}  # fmt: skip
+
+
+def live_figure(log: pd.DataFrame) -> Figure:
+    """What a person watches while training: total reward and each reward."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+        draw_total(axes[0], log)
+        draw_each(axes[1], log)
+    return figure
+
+
+def training_figure(log: pd.DataFrame, title: str = "") -> Figure:
+    """All panels of a run on one sheet."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(3, 2, figsize=(9, 9.5), layout="constrained")
+        for draw, place in zip(PANELS.values(), axes.flat, strict=True):
+            draw(place, log)
+        if title:
+            figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+    return figure
+
+
+def one_panel(name: str, log: pd.DataFrame) -> Figure:
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
+        PANELS[name](axes, log)
+    return figure
+
+
+def token_histogram(prompts_by_tokens: dict[int, int], limit: int) -> Figure:
+    """How many prompts have each length in tokens, with the limit that follows from them."""
+    lengths = np.repeat(list(prompts_by_tokens), list(prompts_by_tokens.values()))
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(6.5, 3), layout="constrained")
+        axes.hist(lengths, bins=min(40, len(prompts_by_tokens)))
+        axes.axvline(limit, color=COLOURS[1], linestyle="--", label=f"limit: {limit} tokens")
+        axes.set(title="Prompt lengths", xlabel="tokens, chat template included", ylabel="prompts")
+        axes.legend()
+    return figure
+
+
+def score_figure(scores: np.ndarray, title: str) -> Figure:
+    """Scores of sampled groups: a column a group, a dot a completion, a bar for the group's mean.
+
+    Args:
+        scores: shape (groups, completions).
+    """
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(8, 3), layout="constrained")
+        shift = np.linspace(-0.25, 0.25, scores.shape[1])
+        for group, row in enumerate(scores):
+            axes.plot(group + shift, row, "o", color=COLOURS[0], alpha=0.5, markersize=5)
+            axes.hlines(row.mean(), group - 0.35, group + 0.35, color=COLOURS[1], linewidth=2)
+        axes.set(title=title, xlabel="group (one prompt each)", ylabel="total reward", xticks=range(len(scores)))
+    return figure
+
+
+def before_after_figure(evaluation: dict[str, Any]) -> Figure:
+    """Base and merged on held-out prompts, and the paired differences with their 95 % intervals."""
+    names = [name for name in evaluation["base"]]
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+        for offset, (model, colour) in zip((-0.19, 0.19), (("base", COLOURS[6]), ("merged", COLOURS[0]))):
+            values = [100 * evaluation[model][name] for name in names]
+            bars = left.bar(np.arange(len(names)) + offset, values, 0.36, label=model, color=colour, alpha=0.85)
+            left.bar_label(bars, fmt="%.0f", fontsize=9)
+        left.set(title=f"Held-out problems, greedy, n = {evaluation['n']}", ylabel="percent", ylim=(0, 112))
+        left.set_xticks(range(len(names)), names)
+        left.legend(ncols=2, loc="upper center")
+        for place, name in enumerate(names):
+            found = evaluation["difference"][name]
+            middle, low, high = (100 * found[key] for key in ("estimate", "low", "high"))
+            right.errorbar(middle, place, xerr=[[middle - low], [high - middle]], fmt="o", capsize=5, color=COLOURS[0])
+        right.axvline(0, color="grey", linewidth=1)
+        right.set(title="Merged minus base", xlabel="percentage points, 95 % interval", ylim=(-0.6, len(names) - 0.4))
+        right.set_yticks(range(len(names)), names)
+    return figure

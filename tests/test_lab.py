@@ -1,0 +1,193 @@
+"""The small modules that the notebooks call: files, chosen rewards, evaluation, plots, the run's record."""
+
+import json
+import os
+
+import numpy as np
+import pandas as pd
+import pytest
+from lab import chosen_rewards, evaluate, files, plots, training
+from lab.policy import Sampled, fold_system
+
+from rewards import TAGS, correctness_reward, format_reward
+
+# --------------------------------------------------------------------------- files
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
+    path = files.write_json(tmp_path / "a.json", {"a": 1})
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.write_json(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 1} and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_damaged_json_file_names_the_notebook_that_makes_it(tmp_path):
+    (tmp_path / "a.json").write_text('{"a": ')
+    with pytest.raises(ValueError, match="damaged.*02_design_rewards"):
+        files.read_json(tmp_path / "a.json", "02_design_rewards")
+
+
+# --------------------------------------------------------------------------- chosen rewards
+
+OWN = """from rewards import reward
+
+
+@reward
+def short_reward(completion: str) -> float:
+    return float(len(completion) < {limit})
+"""
+
+
+def test_a_tweaked_reward_reaches_training_without_copying(tmp_path):
+    (tmp_path / "my_rewards.py").write_text(OWN.format(limit=5))
+    first = chosen_rewards.save_choice(tmp_path, {"short_reward": 0.5, "correctness_reward": 1, "format_reward": 0})
+    functions, weights, _ = chosen_rewards.load_choice(tmp_path)
+    assert ([f.__name__ for f in functions], weights) == (["short_reward", "correctness_reward"], [0.5, 1.0])
+    assert functions[0].score("123456") == 0
+    (tmp_path / "my_rewards.py").write_text(OWN.format(limit=9))
+    functions, _, record = chosen_rewards.load_choice(tmp_path)
+    assert functions[0].score("123456") == 1
+    assert record["source_sha256"] != first["source_sha256"]
+
+
+def test_choosing_what_does_not_exist_or_nothing_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="'nice_reward'; the rewards are: format_reward"):
+        chosen_rewards.save_choice(tmp_path, {"nice_reward": 1})
+    with pytest.raises(ValueError, match="Every weight is 0"):
+        chosen_rewards.save_choice(tmp_path, {"format_reward": 0})
+    with pytest.raises(FileNotFoundError, match="02_design_rewards"):
+        chosen_rewards.load_choice(tmp_path)
+
+
+# --------------------------------------------------------------------------- evaluation
+
+
+def graded(correct):
+    return pd.DataFrame({"question": [str(i) for i in range(len(correct))], "format": correct, "correct": correct, "tokens": 5})
+
+
+def test_grade_says_format_and_correct_for_each_row():
+    row = {"prompt": [{"role": "user", "content": "3 * 4?"}], "answer": "12"}
+    texts = [TAGS.write("3 * 4", "12"), "<answer>12</answer>", TAGS.write("3 * 4", "13")]
+    table = evaluate.grade([row] * 3, [Sampled(text, 9, True) for text in texts])
+    assert table["format"].tolist() == [1, 0, 1] and table["correct"].tolist() == [1, 1, 0]
+
+
+def test_no_gain_is_shown_as_an_interval_that_holds_zero():
+    rng = np.random.default_rng(1)
+    before, after = rng.random(400) < 0.5, rng.random(400) < 0.5
+    found = evaluate.paired_difference(before, after)
+    assert found["low"] < 0 < found["high"]
+    assert found["estimate"] == pytest.approx(after.mean() - before.mean())
+
+
+def test_the_interval_of_a_paired_difference_covers_as_the_normal_one_does():
+    rng = np.random.default_rng(2)
+    before = rng.random(500) < 0.3
+    after = before | (rng.random(500) < 0.4)
+    found, difference = evaluate.paired_difference(before, after), after.astype(float) - before
+    half = 1.96 * difference.std(ddof=1) / np.sqrt(500)
+    assert found["low"] == pytest.approx(difference.mean() - half, abs=0.01)
+    assert found["high"] == pytest.approx(difference.mean() + half, abs=0.01)
+
+
+def test_evaluation_has_the_promised_shape_and_refuses_other_questions():
+    found = evaluate.compare(graded([0, 0, 1, 0]), graded([1, 1, 1, 0]), {"train": 1.234})
+    assert found["n"] == 4 and found["base"]["correct"] == 0.25 and found["merged"]["format"] == 0.75
+    assert set(found["difference"]["correct"]) == {"estimate", "low", "high"} and found["seconds"] == {"train": 1.2}
+    with pytest.raises(ValueError, match="same questions"):
+        evaluate.compare(graded([0, 1]), graded([0, 1, 1]), {})
+
+
+def test_an_empty_comparison_is_refused():
+    with pytest.raises(ValueError, match="at least one pair"):
+        evaluate.paired_difference([], [])
+
+
+def test_pass_at_k_agrees_with_drawing_by_hand():
+    from itertools import combinations
+
+    marks = [1, 1, 0, 0, 0, 0]
+    by_hand = np.mean([any(marks[i] for i in drawn) for drawn in combinations(range(6), 3)])
+    assert evaluate.pass_at_k(6, 2, 3) == pytest.approx(by_hand)
+    with pytest.raises(ValueError):
+        evaluate.pass_at_k(4, 5, 1)
+
+
+def test_group_scores_are_in_the_order_of_the_samples_with_each_rows_columns():
+    rows = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "2"}]
+    groups = [[Sampled(f"<answer>{i}</answer>", 3, True) for i in (1, 2)] for _ in rows]
+    table = evaluate.score_groups([correctness_reward, format_reward], rows, groups)
+    assert table["correctness_reward"].tolist() == [1, 0, 0, 1] and table["group"].tolist() == [0, 0, 1, 1]
+    assert evaluate.total_reward(table, {"correctness_reward": 2.0, "format_reward": 1.0}).tolist() == [2, 0, 0, 2]
+
+
+# --------------------------------------------------------------------------- plots
+
+
+def log_rows(n=20, **more):
+    return [
+        {"step": i, "reward": i / n, "reward_std": 0.3, "frac_reward_zero_std": 0.1, "rewards/format_reward/mean": i / n,
+         "completions/mean_length": 30 + i, "entropy": 0.5, "kl": 0.01 * i, **more} for i in range(1, n + 1)
+    ]  # fmt: skip
+
+
+def write_log(run, rows, tail=""):
+    run.mkdir(exist_ok=True)
+    (run / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + tail)
+
+
+def test_a_half_written_log_is_read_up_to_there_and_evaluations_are_left_out(tmp_path):
+    write_log(tmp_path / "run", [*log_rows(), {"step": 20, "eval_reward": 9}], tail='{"step": 21, "rew')
+    log = plots.read_log(tmp_path / "run")
+    assert log["step"].tolist() == list(range(1, 21)) and plots.reward_names(log) == ["format_reward"]
+
+
+def test_a_run_without_steps_or_files_says_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match="03_train_grpo"):
+        plots.read_log(tmp_path)
+    write_log(tmp_path, [])
+    with pytest.raises(ValueError, match="no training step yet"):
+        plots.read_log(tmp_path)
+
+
+@pytest.mark.parametrize("name", plots.PANELS)
+def test_each_panel_draws_the_points_of_the_log_with_titles_and_units(tmp_path, name):
+    write_log(tmp_path, log_rows())
+    (axes,) = plots.one_panel(name, plots.read_log(tmp_path)).axes
+    assert axes.get_title(loc="left") and axes.get_xlabel() == "training step" and axes.get_ylabel()
+    assert all(len(line.get_xdata()) == 20 for line in axes.lines)
+
+
+def test_a_run_without_kl_says_so_instead_of_drawing_nothing(tmp_path):
+    write_log(tmp_path, [{k: v for k, v in row.items() if k != "kl"} for row in log_rows()])
+    (axes,) = plots.one_panel("kl", plots.read_log(tmp_path)).axes
+    assert "beta is 0" in axes.get_title(loc="left") and "not logged" in axes.texts[0].get_text()
+
+
+def test_a_log_of_one_step_can_be_drawn(tmp_path):
+    write_log(tmp_path, log_rows(1))
+    plots.training_figure(plots.read_log(tmp_path)).savefig(tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+
+
+# --------------------------------------------------------------------------- run folder and chat
+
+
+def test_an_earlier_run_is_kept_beside_the_new_one(tmp_path):
+    run = training.fresh_run(tmp_path / "run")
+    (run / "log.jsonl").write_text("old")
+    training.fresh_run(tmp_path / "run")
+    assert not (run / "log.jsonl").exists()
+    assert [p.read_text() for p in tmp_path.glob("run-*/log.jsonl")] == ["old"]
+
+
+def test_a_system_message_is_folded_into_the_first_user_message_only():
+    chat = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}, {"role": "assistant", "content": "A"}]
+    assert fold_system(chat) == [{"role": "user", "content": "S\n\nU"}, {"role": "assistant", "content": "A"}]
+    assert fold_system(chat[1:]) == chat[1:]

@@ -1,0 +1,190 @@
+"""The notebooks as files, and as they run: with smoke parameters, in order, asserting on what they wrote."""
+
+import json
+import re
+
+import nbformat
+import pandas as pd
+import pytest
+from lab import evaluate, run
+from lab.files import ROOT
+from lab.run import ROAD, NotebookError
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SMOKE = {
+    "02_design_rewards": {"N_PROMPTS": 3, "NUM_GENERATIONS": 4, "MAX_COMPLETION_TOKENS": 96},
+    "03_train_grpo": {"MAX_STEPS": 3, "PROMPTS_PER_STEP": 2, "NUM_GENERATIONS": 4},
+    "05_merge_and_export": {"N_EVALUATE": 12},
+}
+
+
+def code_cells(path):
+    return [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+
+
+# --------------------------------------------------------------------------- hygiene
+
+
+def test_the_road_is_the_notebooks_that_there_are():
+    assert {path.stem for path in NOTEBOOKS} == set(ROAD)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+class TestHygiene:
+    def test_is_valid_and_committed_without_outputs_counts_or_widgets(self, path):
+        notebook = nbformat.read(path, 4)
+        nbformat.validate(notebook)
+        assert "widgets" not in notebook.metadata
+        assert not any(cell.outputs or cell.execution_count for cell in code_cells(path))
+
+    def test_has_one_parameters_cell_of_commented_capitals(self, path):
+        (cell,) = [cell for cell in code_cells(path) if "parameters" in cell.metadata.get("tags", [])]
+        values = [line for line in cell.source.splitlines() if re.match(r"[A-Z]", line)]
+        assert values and all(re.match(r"[A-Z_]+ = .*  ?# ", line) for line in values), cell.source
+
+    def test_begins_with_purpose_and_the_common_setup_cell(self, path):
+        first = nbformat.read(path, 4).cells[0]
+        assert first.cell_type == "markdown" and all(word in first.source for word in ("**Purpose:**", "needs", "reads", "writes"))
+        assert code_cells(path)[0].source == code_cells(NOTEBOOKS[0])[0].source
+
+    def test_cells_are_short_and_stand_between_prose(self, path):
+        cells = nbformat.read(path, 4).cells
+        assert max(len(cell.source.splitlines()) for cell in code_cells(path)) <= 40
+        kinds = "".join(cell.cell_type[0] for cell in cells)
+        assert "ccc" not in kinds, "three code cells in a row without prose"
+
+    def test_has_no_dead_code_and_no_link_that_leads_nowhere(self, path):
+        for cell in nbformat.read(path, 4).cells:
+            assert "if False" not in cell.source
+            for target in re.findall(r"\]\(([^)]+)\)", cell.source if cell.cell_type == "markdown" else ""):
+                assert (path.parent / target).exists(), target
+
+
+def test_the_setup_cell_finds_the_repository_from_outside_and_says_when_it_cannot(tmp_path, monkeypatch):
+    source = code_cells(NOTEBOOKS[0])[0].source
+    for start in (ROOT, ROOT / "notebooks", ROOT / "notebooks" / "lab", ROOT.parent):
+        monkeypatch.chdir(start)
+        exec(source, scope := {})
+        assert scope["root"] == ROOT
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="upload or clone the whole repository"):
+        exec(source, {})
+    monkeypatch.setenv("GRPO_NOTEBOOKS", str(ROOT))
+    exec(source, scope := {})
+    assert scope["root"] == ROOT
+
+
+# --------------------------------------------------------------------------- the whole road, small
+
+
+@pytest.fixture(scope="module")
+def road(tmp_path_factory):
+    """All notebooks in order with smoke parameters; the folder that they wrote."""
+    folder = tmp_path_factory.mktemp("road")
+    run.run(outputs=folder, parameters=SMOKE)
+    return folder
+
+
+def read(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_every_notebook_left_an_executed_copy_without_errors(road):
+    for name in ROAD:
+        cells = code_cells(road / "executed" / f"{name}.ipynb")
+        assert all(cell.execution_count for cell in cells if cell.source.strip())
+        assert not any(output.output_type == "error" for cell in cells for output in cell.outputs)
+
+
+def test_01_wrote_the_whole_data_set(road):
+    from datasets import load_from_disk
+
+    train, test = (load_from_disk(str(road / "dataset" / name)) for name in ("train", "test"))
+    assert (len(train), len(test)) == (4000, 500) == tuple(read(road / "dataset/report.json")["rows"][k] for k in ("train", "test"))
+    assert {"prompt", "answer", "n_steps", "solution"} <= set(train.column_names)
+    assert (road / "dataset/rejected.jsonl").read_text() == ""
+
+
+def test_02_wrote_the_choice_of_its_parameters_and_the_readers_module(road):
+    chosen = read(road / "rewards.json")["rewards"]
+    weights = {"correctness_reward": 1.0, "format_reward": 0.5, "soft_format_reward": 0.5}
+    assert {entry["name"]: entry["weight"] for entry in chosen} == weights
+    assert "def worked_steps_reward" in (road / "my_rewards.py").read_text()
+
+
+def test_03_kept_the_whole_run(road):
+    from safetensors.torch import load_file
+
+    log = [json.loads(line) for line in (road / "run/log.jsonl").read_text().splitlines()]
+    steps = [row for row in log if "reward" in row]
+    assert [row["step"] for row in steps] == [1, 2, 3] and all("kl" in row for row in steps)
+    record = read(road / "run/run.json")
+    assert record["status"] == "finished" and record["steps"] == 3
+    assert record["requested"]["beta"] == record["effective"]["beta"] == 0.02
+    assert record["versions"]["trl"] == "1.14.0"
+    tables = [pd.read_parquet(path) for path in sorted((road / "run/completions").glob("*.parquet"))]
+    assert [len(table) for table in tables] == [8, 8, 8]
+    weights = load_file(road / "run/adapter/adapter_model.safetensors")
+    assert any(value.abs().max() > 0 for name, value in weights.items() if "lora_B" in name)
+
+
+def test_the_recorded_scores_advantages_and_log_agree(road):
+    log = [json.loads(line) for line in (road / "run/log.jsonl").read_text().splitlines()]
+    for step in (1, 2, 3):
+        table = pd.read_parquet(road / f"run/completions/completions_{step:05d}.parquet")
+        total = table["correctness_reward"] + 0.5 * table["format_reward"] + 0.5 * table["soft_format_reward"]
+        assert log[step - 1]["reward"] == pytest.approx(total.mean(), abs=1e-5)
+        groups = total.groupby(table["prompt"])
+        by_hand = (total - groups.transform("mean")) / (groups.transform("std") + 1e-4)
+        assert table["advantage"].to_numpy() == pytest.approx(by_hand.to_numpy(), abs=1e-3)
+
+
+def test_04_drew_every_figure(road):
+    from PIL import Image
+
+    names = {path.stem for path in (road / "figures").glob("*.png")}
+    assert {"training", "total_reward", "each_reward", "signal", "kl", "length", "entropy"} <= names
+    for path in (road / "figures").glob("*.png"):
+        picture = Image.open(path)
+        assert min(picture.size) > 300 and len(set(picture.convert("L").resize((64, 64)).getdata())) > 10, path
+
+
+def test_05_merged_what_was_trained_into_a_plain_16_bit_model(road):
+    from safetensors.torch import load_file
+
+    proof = read(road / "merge_proof.json")
+    assert 0 < proof["weights"]["changed"] < proof["weights"]["tensors"]
+    assert proof["adapter_against_merged"]["same_top"] > 0.95
+    weights = load_file(road / "merged/model.safetensors")
+    assert {str(value.dtype) for value in weights.values()} == {"torch.bfloat16"}
+    assert not any("lora" in name or "quant" in name for name in weights)
+    assert not (road / "merged/adapter_config.json").exists()
+
+
+def test_05_evaluation_can_be_recomputed_from_the_answers_it_kept(road):
+    found = read(road / "evaluation.json")
+    tables = {name: pd.read_parquet(road / "answers" / f"{name}.parquet") for name in ("base", "merged")}
+    again = evaluate.compare(tables["base"], tables["merged"], {}, seed=3407)
+    assert {key: found[key] for key in ("n", "base", "merged", "difference")} == {
+        key: again[key] for key in ("n", "base", "merged", "difference")
+    }
+    assert found["n"] == 12 and set(ROAD) <= set(found["seconds"])
+
+
+def test_the_evidence_names_everything_a_person_wants_to_know(road):
+    text = run.evidence(road, {name: 61 for name in ROAD})
+    for word in ("strict format", "correct", "n = 12", "95 % interval", "03_train_grpo           1:01", "merged model", "figures"):
+        assert word in text, text
+
+
+# --------------------------------------------------------------------------- when something is missing or wrong
+
+
+@pytest.mark.parametrize(
+    "name, made_by",
+    [("02_design_rewards", "01_prepare_data"), ("04_plot_training", "03_train_grpo"), ("05_merge_and_export", "03_train_grpo")],
+)
+def test_a_notebook_without_its_input_names_the_one_that_makes_it(tmp_path, name, made_by):
+    with pytest.raises(NotebookError, match=rf"{name} stopped in cell \d+ with \w+: .*run notebook {made_by} first"):
+        run.run((name,), tmp_path)
+    assert (tmp_path / "executed" / f"{name}.ipynb").exists()
