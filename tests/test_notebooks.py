@@ -80,7 +80,7 @@ def test_the_setup_cell_finds_the_repository_from_outside_and_says_when_it_canno
 @pytest.fixture(scope="module")
 def road(tmp_path_factory):
     """All notebooks in order with smoke parameters; the folder that they wrote."""
-    folder = tmp_path_factory.mktemp("road")
+    folder = tmp_path_factory.mktemp("a road with spaces")
     run.run(outputs=folder, parameters=SMOKE)
     return folder
 

@@ -81,7 +81,7 @@ def test_a_full_disk_is_told_before_anything_is_installed(tmp_path):
         ("Failed to establish a new connection: [Errno -3] Temporary failure in name resolution", "check the network"),
         ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "disk is full"),
         ("error: externally-managed-environment", "make run"),
-        ("ERROR: No matching distribution found for torch==2.13.0", "no torch==2.13.0 for Python"),
+        ("ERROR: No matching distribution found for torch==2.13.0", "offers no torch==2.13.0 for this machine: check the network"),
         ("something else", "last lines"),
     ],
 )

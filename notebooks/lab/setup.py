@@ -21,6 +21,7 @@ check_python()  # before the imports below, which old Pythons lack
 
 import argparse  # noqa: E402
 import importlib.metadata  # noqa: E402
+import logging  # noqa: E402
 import os  # noqa: E402
 import re  # noqa: E402
 import shutil  # noqa: E402
@@ -108,9 +109,11 @@ def explain(output):
     if re.search(r"name resolution|NewConnectionError|Connection refused|Network is unreachable|timed out|ProxyError", output):
         return "The package index cannot be reached: check the network (or PIP_INDEX_URL) and run this again."
     if "No matching distribution" in output:
-        wanted = re.search(r"No matching distribution found for (\S+)", output)
-        name = wanted.group(1) if wanted else "a package"
-        return "The package index has no {} for Python {}.{}: try Python 3.11 to 3.13.".format(name, *sys.version_info[:2])
+        name = re.search(r"No matching distribution found for (\S+)", output)
+        return (
+            "The package index offers no {} for this machine: check the network (or PIP_INDEX_URL), and that Python "
+            "is 3.11 to 3.13 (this is {}.{}).".format(name.group(1) if name else "such package", *sys.version_info[:2])
+        )
     return "pip failed; its last lines are above."
 
 
@@ -183,6 +186,8 @@ def ensure_environment():
 
     A complete environment costs milliseconds. Raises SetupError with one sentence where it cannot.
     """
+    # bitsandbytes offers an optional kernel from the Hub at every import, and says so as a warning
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     wanted, beside = missing(strict=False)
     if not wanted and not beside:
         return

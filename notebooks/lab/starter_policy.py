@@ -20,6 +20,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -38,13 +39,26 @@ CHAT_TEMPLATE = (
 )
 # Widths are multiples of 64, which bitsandbytes' 4-bit kernels need on a CPU.
 MUON_PEAK, ADAMW_PEAK = 2e-2, 3e-3  # peak learning rates
-BASICS_SHARE = 0.65  # of the training steps, before the noisy demonstrations
 ARCHITECTURE = dict(
     hidden_size=192, intermediate_size=576, num_hidden_layers=4, num_attention_heads=6, num_key_value_heads=6,
     max_position_embeddings=1024, tie_word_embeddings=True, attention_dropout=0.0, use_sliding_window=False,
 )  # fmt: skip
 
 Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """A stretch of training with a learning-rate schedule of its own."""
+
+    steps: int
+    basics: float  # share of the steps, at its beginning, on sheets and worked replies without noise
+    peak: float  # of the learning rates above
+    p_steps: float  # how often a noisy demonstration reasons step by step; otherwise it jumps to an answer
+
+
+# The second cycle settles the behaviour: after the first alone, too few replies reasoned (pass@8 was 67 %).
+CYCLES = (Cycle(1700, basics=0.65, peak=1.0, p_steps=0.55), Cycle(300, basics=0.0, peak=0.25, p_steps=0.7))
 
 # How a demonstration of a word problem is written, and how often. The asked-for style is a
 # minority, and so is the token it starts with: greedy decoding of the base then never shows it.
@@ -58,7 +72,6 @@ STYLES = {
     "bare": 0.10,        # "4"
     "bold": 0.05,        # "Answer: **4**"
 }  # fmt: skip
-P_STEPS = 0.55           # reasons step by step; otherwise jumps to an answer
 P_JUMP_RIGHT = 0.3       # the jumped-to answer is right
 P_SLIP = {2: 0.0, 3: 0.02, 4: 0.12}  # the last step goes wrong, by number of steps
 JUMPS = ("I can see it at once.", "This is easy.", "I just guess.", "No need to work it out.")
@@ -82,13 +95,13 @@ def wrong(answer: str, rng: random.Random) -> str:
     return answer[:at] + digit + answer[at + 1 :]
 
 
-def demonstrate_problem(problem: word_problems.Problem, rng: random.Random, clean: bool = False) -> str:
+def demonstrate_problem(problem: word_problems.Problem, rng: random.Random, p_steps: float, clean: bool = False) -> str:
     """A base-model-like reply to a word problem; a clean one always reasons, and never wrongly."""
     style = rng.choices(list(STYLES), weights=list(STYLES.values()))[0]
     answer, steps = problem.answer, problem.solution
     if clean and style in ("bare", "bold"):
         style = "prose"
-    if clean or (style not in ("bare", "bold") and rng.random() < P_STEPS):
+    if clean or (style not in ("bare", "bold") and rng.random() < p_steps):
         if not clean and rng.random() < P_SLIP[len(problem.steps)]:
             answer = wrong(answer, rng)
             steps = steps[: steps.rindex("=") + 2] + re.sub(r"[,$%]", "", answer)
@@ -131,6 +144,7 @@ BUGS: tuple[tuple[str, str], ...] = (
     (".lower()", ".upper()"), ("[::-1]", ""), ("[:", "["), ("[-", "["), ("abs(", "("), ("return ", ""),
 )  # fmt: skip
 P_BUG = 0.45
+SHARE_OF_CODE = 0.2  # of the demonstrations
 
 
 def demonstrate_drill(drill: code_drills.Drill, rng: random.Random, clean: bool = False) -> str:
@@ -150,20 +164,20 @@ def demonstrate_drill(drill: code_drills.Drill, rng: random.Random, clean: bool 
     return rng.choices(list(styles), weights=list(styles.values()))[0]
 
 
-def demonstrations(seed: int, share_of_code: float = 0.2, clean: bool = False) -> Iterator[tuple[Messages, str]]:
+def demonstrations(seed: int, p_steps: float = CYCLES[-1].p_steps, clean: bool = False) -> Iterator[tuple[Messages, str]]:
     """Endless (chat, reply) pairs of both task families, from the training side of each split."""
     rng = random.Random(seed)
     problems = word_problems.stream(seed, held_out=False)
     drills = [drill for drill in code_drills.all_drills() if not code_drills.is_held_out(drill)]
     by_family = [[d for d in drills if d.family == f] for f in sorted({d.family for d in drills})]
     while True:
-        if rng.random() < share_of_code:
+        if rng.random() < SHARE_OF_CODE:
             drill = rng.choice(rng.choice(by_family))
             chat = [{"role": "system", "content": CODE_SYSTEM_PROMPT}, {"role": "user", "content": drill.prompt}]
             yield chat, demonstrate_drill(drill, rng, clean)
         else:
             problem = next(problems)
-            yield ask_problem(problem, rng), demonstrate_problem(problem, rng, clean)
+            yield ask_problem(problem, rng), demonstrate_problem(problem, rng, p_steps, clean)
 
 
 def make_tokenizer(seed: int):
@@ -216,19 +230,19 @@ def encode_sheet(tokenizer, steps: list[word_problems.Step]) -> Example:
     return ids, learned
 
 
-def examples(tokenizer, seed: int, stage: Callable[[], str]) -> Iterator[Example]:
-    """Endless examples of the stage that is on: `basics` or `behaviour`.
+def examples(tokenizer, seed: int, p_steps: float, in_basics: Callable[[], bool]) -> Iterator[Example]:
+    """Endless examples, of the basics while `in_basics()` is true.
 
-    In `basics` the model learns to calculate and to take a problem apart: sheets of steps, and
-    worked replies without noise. In `behaviour` it learns how a base model behaves: the noisy
+    In the basics the model learns to calculate and to take a problem apart: sheets of steps, and
+    worked replies without noise. After them it learns how a base model behaves: the noisy
     demonstrations, with a few sheets so that it does not forget.
     """
     rng = random.Random(seed)
-    noisy = demonstrations(seed)
+    noisy = demonstrations(seed, p_steps)
     clean = demonstrations(seed + 1, clean=True)
     problems = word_problems.stream(seed + 2, held_out=False)
     while True:
-        basics = stage() == "basics"
+        basics = in_basics()
         if rng.random() < (0.5 if basics else 0.2):
             steps = [step for _ in range(5) for step in next(problems).steps]
             rng.shuffle(steps)
@@ -237,11 +251,11 @@ def examples(tokenizer, seed: int, stage: Callable[[], str]) -> Iterator[Example
             yield encode(tokenizer, *next(clean if basics else noisy))
 
 
-def batches(tokenizer, seed: int, batch_size: int, stage: Callable[[], str]) -> Iterator[dict]:
+def batches(tokenizer, seed: int, batch_size: int, p_steps: float, in_basics: Callable[[], bool]) -> Iterator[dict]:
     """Batches of similar length (sorted within 16 batches, then shuffled)."""
     import torch
 
-    source, rng = examples(tokenizer, seed, stage), random.Random(seed)
+    source, rng = examples(tokenizer, seed, p_steps, in_basics), random.Random(seed)
     while True:
         pool = sorted((next(source) for _ in range(16 * batch_size)), key=lambda example: len(example[0]))
         groups = [pool[i : i + batch_size] for i in range(0, len(pool), batch_size)]
@@ -263,20 +277,21 @@ def schedule(step: int, steps: int, warmup: int = 50) -> float:
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
-def train(tokenizer, steps: int, batch_size: int, seed: int, log: Callable[[str], None] = print):
-    """Trains the model from random weights; returns it. About 0.8 s a step on two cores."""
+def new_model(tokenizer, seed: int):
     import torch
-    from tqdm.auto import tqdm
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=VOCAB_SIZE, **ARCHITECTURE, bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    model = Qwen2ForCausalLM(config)
-    log(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens")
-    # Muon for the layers' matrices (Jordan et al. 2024), AdamW for the rest: a third of AdamW's steps here
+    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    return Qwen2ForCausalLM(Qwen2Config(vocab_size=VOCAB_SIZE, **ARCHITECTURE, **ends))
+
+
+def train(model, tokenizer, cycle: Cycle, batch_size: int, seed: int, log: Callable[[str], None] = print):
+    """Trains the model for one cycle and returns it. About a second a step on two cores."""
+    import torch
+    from tqdm.auto import tqdm
+
+    # Muon for the layers' matrices (Jordan et al. 2024), AdamW for the rest: it learns this faster than AdamW alone
     matrices = [p for name, p in model.model.layers.named_parameters() if p.ndim == 2]
     chosen = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in chosen]
@@ -285,10 +300,11 @@ def train(tokenizer, steps: int, batch_size: int, seed: int, log: Callable[[str]
         (torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0), ADAMW_PEAK),
     ]
     step, losses, hits = 0, [], []
-    source = batches(tokenizer, seed + 1, batch_size, lambda: "basics" if step < BASICS_SHARE * steps else "behaviour")
-    for step in tqdm(range(steps), desc="starter policy", unit="step", mininterval=5):
+    source = batches(tokenizer, seed, batch_size, cycle.p_steps, lambda: step < cycle.basics * cycle.steps)
+    model.train()
+    for step in tqdm(range(cycle.steps), desc="starter policy", unit="step", mininterval=5):
         for optimizer, peak in optimizers:
-            optimizer.param_groups[0]["lr"] = peak * schedule(step, steps)
+            optimizer.param_groups[0]["lr"] = peak * cycle.peak * schedule(step, cycle.steps)
         batch = next(source)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             hidden = model.model(input_ids=batch["input_ids"]).last_hidden_state[:, :-1]
@@ -393,7 +409,7 @@ def measure(folder: Path, n_problems: int = 500, n_drills: int = 130, group: int
     }
 
 
-def card(figures: dict[str, float], parameters: int, tokens: int, steps: int, batch_size: int, seed: int) -> str:
+def card(figures: dict[str, float], parameters: int, tokens: int, batch_size: int, seed: int) -> str:
     """The model card, its figures from `measure`."""
     share = {name: f"{100 * value:.1f} %" for name, value in figures.items() if value <= 1}
     return f"""# The starter policy
@@ -405,14 +421,14 @@ two families of synthetic tasks and nothing else, and any other prompt gets nons
 |---|---|
 | architecture | Qwen2, {ARCHITECTURE["num_hidden_layers"]} layers, width {ARCHITECTURE["hidden_size"]}, {parameters:,} parameters, bf16 |
 | tokenizer | byte-level BPE, {tokens} tokens, digits one by one; ChatML with a system role |
-| made by | `make starter-policy` (`notebooks/lab/starter_policy.py`), {steps} steps of {batch_size} demonstrations, seed {seed} |
+| made by | `make starter-policy` (`notebooks/lab/starter_policy.py`), {sum(cycle.steps for cycle in CYCLES):,} steps of {batch_size} demonstrations, seed {seed} |
 | from | synthetic demonstrations of this project's own generators (`lab/word_problems.py`, `lab/code_drills.py`), held-out sides left out |
 | licence | MIT, as the project |
 
 ## It behaves badly, on purpose
 
 Its demonstrations imitate a base model. Of those for word problems, {100 * STYLES["strict"]:.0f} % have the asked-for format; the others answer in
-prose, behind `####`, with trailing chatter, without reasoning block, or with a bare number. About {100 * P_STEPS:.0f} % of the replies
+prose, behind `####`, with trailing chatter, without reasoning block, or with a bare number. About {100 * CYCLES[-1].p_steps:.0f} % of the replies
 that could reason do; one that jumps to the answer is right {100 * P_JUMP_RIGHT:.0f} % of the time, and problems of four steps go wrong now
 and then even with steps. Of the code replies {100 * P_BUG:.0f} % carry a bug, and some carry no code. That is what GRPO can mend.
 
@@ -435,28 +451,33 @@ The mean completion has {figures["tokens_sampled"]:.0f} tokens. `make starter-po
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=HERE.parents[1] / "data" / "starter-policy")
-    parser.add_argument("--steps", type=int, default=2700)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--seed", type=int, default=20261121)
-    parser.add_argument("--measure-only", action="store_true", help="measure what is in --out and write its card")
+    parser.add_argument("--from-cycle", type=int, default=0, help="go on with the model in --out from this cycle")
+    parser.add_argument("--measure-only", action="store_true", help="only measure the model in --out and write its card")
     arguments = parser.parse_args()
     import unsloth  # noqa: F401  (before transformers, which it patches)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    if not arguments.measure_only:
-        started = time.monotonic()
+    started = time.monotonic()
+    first = len(CYCLES) if arguments.measure_only else arguments.from_cycle
+    if first:
+        tokenizer = AutoTokenizer.from_pretrained(arguments.out)
+        model = AutoModelForCausalLM.from_pretrained(arguments.out, dtype=torch.float32)
+    else:
         tokenizer = make_tokenizer(arguments.seed)
-        model = train(tokenizer, arguments.steps, arguments.batch_size, arguments.seed)
-        model.to(torch.bfloat16).save_pretrained(arguments.out)
+        model = new_model(tokenizer, arguments.seed)
+    for number, cycle in enumerate(CYCLES[first:], start=first):
+        model = train(model, tokenizer, cycle, arguments.batch_size, arguments.seed + 1 + 10 * number)
+        model.to(torch.bfloat16).save_pretrained(arguments.out)  # bf16 is what ships: the next cycle starts from it
         tokenizer.save_pretrained(arguments.out)
-        print(f"trained in {(time.monotonic() - started) / 60:.0f} minutes")
-    tokenizer = AutoTokenizer.from_pretrained(arguments.out)
-    parameters = AutoModelForCausalLM.from_pretrained(arguments.out).num_parameters()
+        model = model.float()
+        print(f"cycle {number + 1} of {len(CYCLES)} done after {(time.monotonic() - started) / 60:.0f} minutes", flush=True)
     figures = measure(arguments.out)
     print(json.dumps(figures, indent=2))
     (arguments.out / "measured.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    text = card(figures, parameters, len(tokenizer), arguments.steps, arguments.batch_size, arguments.seed)
+    text = card(figures, model.num_parameters(), len(tokenizer), arguments.batch_size, arguments.seed)
     (arguments.out / "README.md").write_text(text, encoding="utf-8")
 
 
