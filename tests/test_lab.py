@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pandas as pd
 import pytest
-from lab import chosen_rewards, evaluate, files, plots, training
+from lab import chosen_rewards, evaluate, export, files, plots, training
 from lab.policy import Sampled, fold_system
 
 from rewards import TAGS, correctness_reward, format_reward
@@ -191,3 +191,24 @@ def test_a_system_message_is_folded_into_the_first_user_message_only():
     chat = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}, {"role": "assistant", "content": "A"}]
     assert fold_system(chat) == [{"role": "user", "content": "S\n\nU"}, {"role": "assistant", "content": "A"}]
     assert fold_system(chat[1:]) == chat[1:]
+
+
+# --------------------------------------------------------------------------- export
+
+
+def proof(changed=28, same_top=0.999):
+    return {"weights": {"changed": changed, "tensors": 50}, "adapter_against_merged": {"same_top": same_top}}
+
+
+def test_a_merge_that_changed_nothing_or_disagrees_with_the_adapter_is_refused():
+    export.check(proof())
+    with pytest.raises(export.ExportError, match="equals the base"):
+        export.check(proof(changed=0))
+    with pytest.raises(export.ExportError, match="only 40 %"):
+        export.check(proof(same_top=0.4))
+
+
+def test_a_merged_folder_that_does_not_load_says_so(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(export.ExportError, match="could not be loaded with plain transformers"):
+        export.answer_in_fresh_process(tmp_path, [[{"role": "user", "content": "hi"}]], 4)

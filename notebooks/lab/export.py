@@ -72,6 +72,18 @@ def logits_apart(one: Any, other: Any, tokenizer: Any, chats: list[Messages], re
     return {"same_top": same / positions, "max_probability": apart, "positions": positions}
 
 
+def check(proof: dict[str, Any], least_agreement: float = 0.95) -> None:
+    """Raises ExportError where a merge proof shows a merged model that is not the trained one."""
+    if not proof["weights"]["changed"]:
+        raise ExportError("The merged model equals the base in every weight: the adapter was not merged, or never trained.")
+    agreement = proof["adapter_against_merged"]["same_top"]
+    if agreement < least_agreement:
+        raise ExportError(
+            f"The merged model and the adapter put the same token first at only {100 * agreement:.0f} % of the positions: "
+            "the merge lost or mixed up weights. Delete the merged folder and merge again from the adapter's folder."
+        )
+
+
 def model_card(about: dict[str, Any], evaluation: dict[str, Any], proof: dict[str, Any]) -> str:
     """A README for the merged folder: what it was made from, how, and what was measured."""
     rewards = ", ".join(f"{entry['name']} × {entry['weight']:g}" for entry in about["rewards"]["rewards"])

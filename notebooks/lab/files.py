@@ -58,7 +58,7 @@ def read_json(path: Path, made_by: str) -> Any:
         raise ValueError(f"{path} is damaged ({error}): run notebook {made_by} again.") from error
 
 
-def relative(path: Path) -> str:
-    """A path as a reader of the repository would write it."""
+def relative(path: Path | str) -> str:
+    """A path as a reader of the repository would write it; a model's Hub name stays as it is."""
     path = Path(path)
     return str(path.relative_to(ROOT)) if path.is_absolute() and path.is_relative_to(ROOT) else str(path)
