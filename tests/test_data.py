@@ -105,10 +105,10 @@ def test_the_schema_makes_types_of_a_csvs_texts_and_nothing_else_does(tmp_path, 
 
 
 def test_a_value_of_another_type_rejects_its_row_with_the_column_and_the_value(tokenizer):
-    rows = simple(10, n="1")
-    rows[3]["n"] = "three"
-    found = prepare(loaded(*rows), tokenizer, schema={"n": "int"})
-    assert reasons(found)[3].startswith("column 'n': 'three' is not of type int")
+    rows = simple(10, level="1")
+    rows[3]["level"] = "three"
+    found = prepare(loaded(*rows), tokenizer, schema={"level": "int"})
+    assert reasons(found)[3].startswith("column 'level': 'three' is not of type int")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,10 @@ def test_the_split_is_seeded_and_of_the_asked_for_share(tokenizer):
 def test_a_gsm8k_solution_gives_its_final_answer(tokenizer):
     rows = [{"question": f"q {i}", "answer": f"{i} + 1 = <<{i}+1={i + 1}>>{i + 1}\n#### {i + 1}"} for i in range(10)]
     found = prepare(loaded(*rows), tokenizer)
-    assert all(row["answer"] == str(int(row["question"].split()[1]) + 1) for row in found.train)
+    for row in found.train:
+        number = int(row["question"].split()[1])
+        assert row["answer"] == str(number + 1)
+        assert row["solution"] == f"{number} + 1 = <<{number}+1={number + 1}>>{number + 1}"
 
 
 def test_prompts_end_on_the_question_after_the_system_prompt(tokenizer):
@@ -214,7 +217,7 @@ def test_columns_under_trls_own_names_are_renamed(tokenizer):
 
 
 def test_what_is_saved_is_read_back_with_its_types(tmp_path, tokenizer):
-    found = prepare(loaded(*simple(10, n=3, tags=["a"], answer_note=None)), tokenizer)
+    found = prepare(loaded(*simple(10, level=3, tags=["a"], answer_note=None)), tokenizer)
     found.rejected.append({"row": 99, "reason": "text with \ud800", "raw": None})
     save(found, tmp_path / "dataset")
     assert list(load_split(tmp_path, "train")) == found.train

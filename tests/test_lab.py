@@ -78,6 +78,15 @@ def test_grade_says_format_and_correct_for_each_row():
     assert table["format"].tolist() == [1, 0, 1] and table["correct"].tolist() == [1, 1, 0]
 
 
+@pytest.mark.parametrize(
+    "text, gold, right",
+    [("so the answer is $1,200.", "1200", True), ("#### -4", "-4", True), ("**7.5**", "7.5", True), ("12 then 13", "12", False),
+     ("no number", "12", False), ("Paris", "Paris", True), ("", "12", False), ("85%", "85%", True)],
+)  # fmt: skip
+def test_right_in_any_style_takes_the_last_number(text, gold, right):
+    assert evaluate.right_anyhow(text, gold) is right
+
+
 def test_no_gain_is_shown_as_an_interval_that_holds_zero():
     rng = np.random.default_rng(1)
     before, after = rng.random(400) < 0.5, rng.random(400) < 0.5

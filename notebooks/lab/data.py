@@ -233,7 +233,7 @@ def prepare(
     rejected = list(loaded.unreadable)
 
     def reject(row: Row, reason: str) -> None:
-        rejected.append({"row": row["_row"], "reason": reason, "raw": {k: v for k, v in row.items() if k != "_row"}})
+        rejected.append({"row": row["_row"], "reason": reason, "raw": {k: v for k, v in row.items() if not k.startswith("_")}})
 
     kept: list[Row] = []
     for row in loaded.rows:
@@ -248,13 +248,13 @@ def prepare(
     has_system = supports_system_role(tokenizer)
     for row in (*train, *test):
         messages = build_prompt(row["question"], shots, system_prompt)
-        row["prompt"] = messages if has_system else fold_system(messages)
-        row["_tokens"] = len(tokenizer(render(tokenizer, row["prompt"]), add_special_tokens=False)["input_ids"])
+        row["_prompt"] = messages if has_system else fold_system(messages)
+        row["_tokens"] = len(tokenizer(render(tokenizer, row["_prompt"]), add_special_tokens=False)["input_ids"])
     lengths = [row["_tokens"] for row in (*train, *test)]
     limit = max_prompt_tokens or length_limit(lengths)
     for row in (*train, *test):
         if row["_tokens"] > limit:
-            reject(row | {"_row": row["_row"]}, f"prompt of {row['_tokens']} tokens, the limit is {limit}")
+            reject(row, f"prompt of {row['_tokens']} tokens, the limit is {limit}")
     train, test = ([row for row in part if row["_tokens"] <= limit] for part in (train, test))
     if not train or not test:
         raise DataError(
@@ -275,7 +275,10 @@ def prepare(
 
 
 def checked(row: Row, schema: dict[str, str], question_column: str, answer_column: str) -> Row:
-    """The row with its types, a `question` and an `answer`. Raises ValueError with the reason."""
+    """The row with its types, a `question`, an `answer`, and a GSM8K answer's working as `solution`.
+
+    Raises ValueError with the reason.
+    """
     row = cast(row, schema)
     question, answer = row.get(question_column), gold_answer(row.get(answer_column))
     if not isinstance(question, str) or not question.strip():
@@ -284,7 +287,9 @@ def checked(row: Row, schema: dict[str, str], question_column: str, answer_colum
         raise ValueError("the answer is missing or empty")
     if any("\ud800" <= char <= "\udfff" for value in row.values() if isinstance(value, str) for char in value):
         raise ValueError("a text has half a surrogate pair: it is not valid Unicode")
-    return {**row, "question": question.strip(), "answer": answer}
+    raw = str(row[answer_column])
+    worked = {"solution": raw.rpartition("####")[0].strip()} if "####" in raw and "solution" not in row else {}
+    return {**row, **worked, "question": question.strip(), "answer": answer}
 
 
 def split(rows: list[Row], test_share: float, seed: int) -> tuple[list[Row], list[Row]]:
@@ -339,9 +344,9 @@ def length_limit(lengths: list[int], generous: int = 512) -> int:
 
 def finished(row: Row) -> Row:
     """The row as it is saved: prompt, answer, and the other columns under names that TRL leaves alone."""
-    own = {k: v for k, v in row.items() if not k.startswith("_") and k not in ("prompt", "answer", "split")}
+    own = {k: v for k, v in row.items() if not k.startswith("_") and k not in ("answer", "split")}
     renamed = {f"{k}_" if k in RESERVED else k: v for k, v in own.items()}
-    return {"prompt": row["prompt"], "answer": row["answer"], **renamed}
+    return {"prompt": row["_prompt"], "answer": row["answer"], **renamed}
 
 
 def save(prepared: Prepared, folder: Path) -> Path:

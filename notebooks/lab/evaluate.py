@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from rewards import correctness_reward, format_reward
+from rewards import correctness_reward, format_reward, same_answer
 
 from lab.policy import Sampled
 
@@ -26,8 +27,25 @@ def grade(rows: Sequence[dict[str, Any]], answers: Sequence[Sampled]) -> pd.Data
             "tokens": [sampled.tokens for sampled in answers],
             "format": format_reward(prompts=prompts, completions=texts),
             "correct": correctness_reward(prompts=prompts, completions=texts, answer=gold),
+            "right_anyhow": [float(right_anyhow(text, answer)) for text, answer in zip(texts, gold)],
         }
     )
+
+
+NUMBER_IN_TEXT = re.compile(r"-?[$€£]?\d[\d,]*(?:\.\d+)?")
+
+
+def right_anyhow(text: str, gold: Any) -> bool:
+    """Whether the last number of the text, or all of it, is the gold answer, in whatever style it is given.
+
+    Too easily cheated to be a reward. It tells a policy that cannot solve the task from one that
+    only does not answer in the asked-for format.
+
+    >>> right_anyhow("3 * 4 = 12, so the answer is $12.", "12"), right_anyhow("<answer>13</answer>", "12")
+    (True, False)
+    """
+    numbers = NUMBER_IN_TEXT.findall(text)
+    return same_answer(numbers[-1].rstrip(",") if numbers else text, str(gold))
 
 
 def paired_difference(before: Sequence[float], after: Sequence[float], seed: int = 0, draws: int = 10_000) -> dict[str, float]:
@@ -60,6 +78,16 @@ def compare(base: pd.DataFrame, merged: pd.DataFrame, seconds: dict[str, float],
         "difference": {name: paired_difference(base[name], merged[name], seed) for name in metrics},
         "mean_tokens": {"base": float(base["tokens"].mean()), "merged": float(merged["tokens"].mean())},
         "seconds": {name: round(value, 1) for name, value in seconds.items()},
+    }
+
+
+def breakdown(graded: dict[str, dict[str, pd.DataFrame]]) -> dict[str, dict[str, float]]:
+    """Mean of each measure by kind of decoding and model: {"greedy, base": {"format": 0.1, …}, …}."""
+    measures = ["format", "correct", "right_anyhow", "tokens"]
+    return {
+        f"{kind}, {name}": {measure: float(table[measure].mean()) for measure in measures}
+        for kind, tables in graded.items()
+        for name, table in tables.items()
     }
 
 

@@ -51,9 +51,9 @@ def reward_names(log: pd.DataFrame) -> list[str]:
     return [column.split("/")[1] for column in log.columns if column.startswith("rewards/") and column.endswith("/mean")]
 
 
-def smooth(values: pd.Series, span: int = 9) -> pd.Series:
-    """Exponential moving average: enough to see the trend, little enough to see when it turns."""
-    return values.ewm(span=min(span, max(1, len(values) // 3))).mean()
+def smooth(values: pd.Series, window: int = 9) -> pd.Series:
+    """Centred moving average: it shows the trend and, unlike a trailing one, does not lag behind the points."""
+    return values.rolling(min(window, max(1, len(values) // 3)), center=True, min_periods=1).mean()
 
 
 def curve(axes: Axes, log: pd.DataFrame, column: str, label: str | None = None, colour: str | None = None) -> None:
@@ -95,7 +95,8 @@ def draw_signal(axes: Axes, log: pd.DataFrame) -> None:
     panel(axes, "Signal in the groups", "reward_std, share of groups")
     curve(axes, log, "reward_std", label="reward_std: spread within a group")
     curve(axes, log, "frac_reward_zero_std", label="share of groups without spread")
-    axes.legend()
+    axes.set_ylim(top=1.3 * axes.get_ylim()[1])
+    axes.legend(loc="upper left")
 
 
 def draw_kl(axes: Axes, log: pd.DataFrame) -> None:
@@ -176,23 +177,26 @@ def score_figure(scores: np.ndarray, title: str) -> Figure:
     return figure
 
 
+MEASURES = {"format": "strict\nformat", "correct": "correct,\nanswer block", "right_anyhow": "right,\nany style"}
+
+
 def before_after_figure(evaluation: dict[str, Any]) -> Figure:
-    """Base and merged on held-out prompts, and the paired differences with their 95 % intervals."""
-    names = [name for name in evaluation["base"]]
+    """Base and merged on held-out prompts, greedy and at temperature 1, and the paired greedy differences."""
     with plt.rc_context(STYLE):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-        for offset, (model, colour) in zip((-0.19, 0.19), (("base", COLOURS[6]), ("merged", COLOURS[0]))):
-            values = [100 * evaluation[model][name] for name in names]
-            bars = left.bar(np.arange(len(names)) + offset, values, 0.36, label=model, color=colour, alpha=0.85)
-            left.bar_label(bars, fmt="%.0f", fontsize=9)
-        left.set(title=f"Held-out problems, greedy, n = {evaluation['n']}", ylabel="percent", ylim=(0, 112))
-        left.set_xticks(range(len(names)), names)
-        left.legend(ncols=2, loc="upper center")
-        for place, name in enumerate(names):
+        figure, (*bars, right) = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
+        for axes, kind in zip(bars, ("greedy", "temperature 1")):
+            for offset, (model, colour) in zip((-0.2, 0.2), (("base", "#888888"), ("merged", COLOURS[0]))):
+                values = [100 * evaluation["breakdown"][f"{kind}, {model}"][name] for name in MEASURES]
+                drawn = axes.bar(np.arange(len(MEASURES)) + offset, values, 0.38, label=model, color=colour)
+                axes.bar_label(drawn, fmt="%.0f", fontsize=9)
+            axes.set(title=f"{kind}, {evaluation['n']} held-out problems", ylabel="percent", ylim=(0, 125))
+            axes.set_xticks(range(len(MEASURES)), MEASURES.values())
+            axes.legend(ncols=2, loc="upper left")
+        for place, name in enumerate(("correct", "format")):
             found = evaluation["difference"][name]
             middle, low, high = (100 * found[key] for key in ("estimate", "low", "high"))
             right.errorbar(middle, place, xerr=[[middle - low], [high - middle]], fmt="o", capsize=5, color=COLOURS[0])
         right.axvline(0, color="grey", linewidth=1)
-        right.set(title="Merged minus base", xlabel="percentage points, 95 % interval", ylim=(-0.6, len(names) - 0.4))
-        right.set_yticks(range(len(names)), names)
+        right.set(title="Greedy, merged minus base", xlabel="percentage points, 95 % interval", ylim=(-0.6, 1.6))
+        right.set_yticks((0, 1), ("correct", "strict\nformat"))
     return figure
