@@ -268,7 +268,8 @@ NUMBER = re.compile(
 # Words after a number that are not a unit: they change its size, or make it one of several.
 NOT_UNITS = frozenset(
     "thousand million billion trillion hundred dozen k bn half and or to than plus minus times over "
-    "not more less about around maybe nor but if is".split()
+    "not more less about around maybe nor but if is i think guess probably perhaps possibly roughly approximately "
+    "approx wrong either minimum maximum most least".split()
 )
 DRESSING = "*_`\"' \t\r\n$"  # bold, code, quotes and LaTeX dollars around an answer
 LONGEST_NUMBER = 400  # characters; a longer "answer" is not one

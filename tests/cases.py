@@ -73,6 +73,7 @@ ANSWERS = [  # kind, what, gold, answer block, score
     ("wrong", "a word", "12", "twelve-ish", 0),
     ("wrong", "nothing", "12", "", 0),
     ("cheating", "a hedge", "12", "about 12", 0),
+    ("cheating", "a hedge behind the number", "12", "12 i think", 0),
     ("cheating", "a choice", "12", "12 or 13", 0),
     ("cheating", "a range", "12", "11-13", 0),
     ("cheating", "every candidate", "12", " ".join(map(str, range(30))), 0),

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pandas as pd
 import pytest
-from lab import chosen_rewards, evaluate, export, files, plots, training
+from lab import chosen_rewards, evaluate, export, files, plots
 from lab.policy import Sampled, fold_system
 
 from rewards import TAGS, correctness_reward, format_reward
@@ -188,12 +188,13 @@ def test_a_log_of_one_step_can_be_drawn(tmp_path):
 # --------------------------------------------------------------------------- run folder and chat
 
 
-def test_an_earlier_run_is_kept_beside_the_new_one(tmp_path):
-    run = training.fresh_run(tmp_path / "run")
-    (run / "log.jsonl").write_text("old")
-    training.fresh_run(tmp_path / "run")
-    assert not (run / "log.jsonl").exists()
-    assert [p.read_text() for p in tmp_path.glob("run-*/log.jsonl")] == ["old"]
+def test_earlier_runs_are_kept_beside_the_new_one(tmp_path):
+    for text in ("first", "second"):
+        run = files.fresh_folder(tmp_path / "run")
+        assert not any(run.iterdir())
+        (run / "log.jsonl").write_text(text)
+    files.fresh_folder(run)
+    assert sorted(p.read_text() for p in tmp_path.glob("run-*/log.jsonl")) == ["first", "second"]
 
 
 def test_a_system_message_is_folded_into_the_first_user_message_only():

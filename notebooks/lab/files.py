@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,21 @@ def output_folder(name: str | Path) -> Path:
     folder = ROOT / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def fresh_folder(folder: Path) -> Path:
+    """An empty folder; what stood there before is kept beside it under its date, never mixed with the new."""
+    if folder.exists() and any(folder.iterdir()):
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(folder.stat().st_mtime))
+        folder.rename(unused(folder.with_name(f"{folder.name}-{stamp}")))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def unused(path: Path) -> Path:
+    """The path itself, or with a number behind it where it is taken."""
+    names = itertools.chain([path], (path.with_name(f"{path.name}-{i}") for i in itertools.count(2)))
+    return next(name for name in names if not name.exists())
 
 
 def need(path: Path, made_by: str) -> Path:

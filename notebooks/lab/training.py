@@ -17,15 +17,6 @@ from lab.files import write_json
 PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "unsloth", "unsloth_zoo")
 
 
-def fresh_run(folder: Path) -> Path:
-    """An empty folder for a run; what an earlier run left there is kept beside it under its date."""
-    if folder.exists() and any(folder.iterdir()):
-        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(folder.stat().st_mtime))
-        folder.rename(folder.with_name(f"{folder.name}-{stamp}"))
-    (folder / "completions").mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def versions() -> dict[str, str]:
     found = {}
     for name in PACKAGES:
@@ -51,6 +42,7 @@ class RunRecorder(TrainerCallback):
 
     def __init__(self, folder: Path, about: dict[str, Any]) -> None:
         self.folder, self.about, self.trainer = folder, about, None
+        (folder / "completions").mkdir(exist_ok=True)
         self.started = time.time()
 
     def attach(self, trainer: Any) -> RunRecorder:
