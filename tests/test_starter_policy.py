@@ -56,7 +56,7 @@ def test_the_cards_figures_are_those_that_were_measured_and_lie_where_they_shoul
 @pytest.fixture(scope="module")
 def small_sample():
     """Measured again here, on a small sample and in 4 bits, with its own seed."""
-    return starter_policy.measure(STARTER_POLICY, n_problems=40, n_drills=40, seed=7)
+    return starter_policy.measure(STARTER_POLICY, n_problems=100, n_drills=40, seed=7)
 
 
 def test_quality_floor_on_a_small_sample(small_sample):
@@ -68,7 +68,6 @@ def test_quality_floor_on_a_small_sample(small_sample):
 
 def test_it_knows_the_task_when_it_is_made_to_reason(tokenizer):
     """What GRPO can find must be there: with the reasoning begun for it, it is mostly right."""
-    from lab.data import load_split  # noqa: F401
     from lab.starter_policy import load_jsonl
     from transformers import AutoModelForCausalLM
 
