@@ -181,7 +181,7 @@ def test_a_run_without_kl_says_so_instead_of_drawing_nothing(tmp_path):
 
 def test_a_log_of_one_step_can_be_drawn(tmp_path):
     write_log(tmp_path, log_rows(1))
-    plots.training_figure(plots.read_log(tmp_path)).savefig(tmp_path / "a.png")
+    plots.save(plots.training_figure(plots.read_log(tmp_path)), tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
 

@@ -27,9 +27,15 @@ STYLE = {
     "legend.frameon": False,
     "legend.fontsize": 9,
     "figure.dpi": 100,
-    "savefig.dpi": 150,
 }
 Row = dict[str, Any]
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Writes the figure as a PNG, sharp enough for print."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path
 
 
 def read_log(run: Path, made_by: str = "03_train_grpo") -> pd.DataFrame:
