@@ -262,16 +262,22 @@ NUMBER = re.compile(
         (?P<whole>\d{1,3}(?:,\d{3})+|\d+)?(?P<decimals>\.\d+)?
         (?:e(?P<exponent>[-+]?\d{1,3}))?
         (?:\s?/\s?(?P<denominator>\d+))?
-        \s?(?P<unit>[%°€£¥]?(?:[a-z²³/°]+)?(?:\ [a-z²³/]+){0,3})""",
+        (?P<unit>\s?[%°€£¥]|\s?°?[a-z]+|\s[a-z]+/[a-z]+|\s(?:square|cubic)\s[a-z]+|\s[a-z]+\s(?:per|an|a)\s[a-z]+
+        |\s(?:us\sdollars|per\scent|degrees\s(?:celsius|fahrenheit)))?""",
     re.VERBOSE,
 )
-# Words after a number that are not a unit: they change its size, or make it one of several.
+# Words after a number that are no unit: they change its size, doubt it, or make it one of several.
 NOT_UNITS = frozenset(
-    "thousand million billion trillion hundred dozen k bn half and or to than plus minus times over "
-    "not more less about around maybe nor but if is i think guess probably perhaps possibly roughly approximately "
-    "approx wrong either minimum maximum most least".split()
+    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety tens hundred thousand million billion "
+    "trillion quadrillion dozen lakh crore k kk mn mio mil b bn bil bln t tn half halve third quarter tenth hundredth "
+    "thousandth squared cubed factorial doubled tripled halved twice times inverse negative minus plus e i x pi "
+    "about around approx approximately circa ish roughly nearly almost maybe perhaps possibly probably presumably "
+    "unsure uncertain guess think hmm wrong incorrect unknown none no not never n/a false either or and nor but to "
+    "than then through versus vs with otherwise also else more less fewer few most least minimum maximum max min "
+    "above below over under up down short lower higher too if is".split()
 )
-DRESSING = "*_`\"' \t\r\n$"  # bold, code, quotes and LaTeX dollars around an answer
+DRESSING = "*_`\"'“”‘’ \t\r\n$"  # bold, code, quotes and LaTeX dollars around an answer
 LONGEST_NUMBER = 400  # characters; a longer "answer" is not one
 
 
@@ -287,14 +293,18 @@ def extract_number(text: str) -> Fraction | None:
     >>> extract_number("4 or 5"), extract_number("5 million"), extract_number("1,20")
     (None, None, None)
     """
-    text = unicodedata.normalize("NFKC", text.strip()[: LONGEST_NUMBER + 1]).casefold()
-    if len(text) > LONGEST_NUMBER:
-        return None
+    text = re.sub(r"(?<=[a-zA-Z])[²³]", "", text.strip()[: LONGEST_NUMBER + 1])  # m² is a unit, 12² is not 122
+    if len(text) > LONGEST_NUMBER or any(unicodedata.category(char) == "No" for char in text):
+        return None  # No: superscripts, circled digits, ½, which NFKC would glue to the digits beside them
+    if re.search(r"\d\s?M\b", text):
+        return None  # millions
+    text = unicodedata.normalize("NFKC", text).casefold()
     text = text.replace("−", "-").replace("–", "-").strip(DRESSING).removesuffix(".").strip(DRESSING)
     match = NUMBER.fullmatch(text)
     if not match or not (match["whole"] or match["decimals"]) or (match["sign"] and match["inner"]):
         return None
-    if NOT_UNITS & set(re.findall(r"[a-z]+", match["unit"])) or re.search(r"\dm$", text):
+    words = re.findall(r"[a-z]+", match["unit"] or "")
+    if any(word in NOT_UNITS or word.removesuffix("s") in NOT_UNITS for word in words) or re.search(r"\dm$", text):
         return None  # "5m" may be metres or millions; "5 m" is metres
     value = Fraction((match["whole"] or "0").replace(",", "") + (match["decimals"] or ""))
     value *= Fraction(10) ** int(match["exponent"] or 0)

@@ -68,6 +68,8 @@ ANSWERS = [  # kind, what, gold, answer block, score
     ("wrong", "off by one far out", "100000000000000000001", "100000000000000000002", 0),
     ("wrong", "the sign lost", "-4", "4", 0),
     ("wrong", "another magnitude", "18", "18 million", 0),
+    ("wrong", "millions in one letter", "18", "18 M", 0),
+    ("wrong", "a square", "122", "12²", 0),
     ("wrong", "digits glued on", "12", "120", 0),
     ("wrong", "separators misplaced", "1,200", "1,20,0", 0),
     ("wrong", "a word", "12", "twelve-ish", 0),
