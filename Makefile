@@ -16,7 +16,7 @@ $(VENV)/.ready: requirements.txt notebooks/lab/setup.py
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): install Python 3.11 or newer, or name one: make run PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) notebooks/lab/setup.py --venv $(VENV)
 
-run: $(VENV)/.ready  ## run notebooks 01 to 05 and show the evidence (about ten minutes on two cores)
+run: $(VENV)/.ready  ## run notebooks 01 to 05 and show the evidence (about six minutes on two cores)
 	@$(PY) -m lab.run
 
 test: $(VENV)/.ready  ## run the tests

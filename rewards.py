@@ -109,6 +109,8 @@ class RewardFunction:
         self.__name__, self.__doc__, self.__wrapped__ = function.__name__, function.__doc__, function
         self.__module__, self.__qualname__ = function.__module__, function.__qualname__
         parameters = inspect.signature(function).parameters
+        if any(parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) for parameter in parameters.values()):
+            raise TypeError(f"{function.__name__}: name the columns it needs as parameters instead of * or **")
         if "completion" not in parameters:
             raise TypeError(f"{self.__name__} needs a parameter named 'completion': the text to score")
         self._names = tuple(parameters)
@@ -121,9 +123,10 @@ class RewardFunction:
     def __repr__(self) -> str:
         return f"<reward {self.__name__} in [{self.low:g}, {self.high:g}], columns: {', '.join(self.columns) or 'none'}>"
 
-    def score(self, completion: str, prompt: Any = "", **columns: Any) -> float | None:
+    def score(self, completion: str | Sequence[dict[str, Any]], prompt: Any = "", **columns: Any) -> float | None:
         """The score of one completion. Raises RewardError where the function fails or misbehaves."""
         self.check_columns(columns)
+        completion = completion_text(completion)
         given = {**columns, "prompt": prompt, "completion": completion}
         try:
             value = self.function(**{name: given[name] for name in self._names if name in given})
@@ -162,6 +165,9 @@ class RewardFunction:
         """TRL's call: one prompt, completion and column value a row; one score a row comes back."""
         rows = {name: columns[name] for name in self._names if name in columns}
         self.check_columns(columns)
+        for name, values in rows.items():
+            if isinstance(values, str) or len(values) != len(completions):
+                raise ValueError(f"{self.__name__}: the column {name!r} needs one value for each of {len(completions)} completions")
         scores = []
         for index, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             text = assistant_prefix(prompt) + completion_text(completion)
@@ -236,10 +242,13 @@ def extract_answer(completion: str) -> str | None:
     True
     """
     open_reasoning, close_reasoning, opening, closing = TAGS.tags
+    if completion.count(open_reasoning) > 1 or completion.count(close_reasoning) > 1:
+        return None
     if open_reasoning in completion or close_reasoning in completion:
-        _, closed, completion = completion.rpartition(close_reasoning)
-        if not closed or open_reasoning in completion:
+        before, closed, after = completion.partition(close_reasoning)
+        if not closed or open_reasoning in after:
             return None
+        completion = (before.partition(open_reasoning)[0] if open_reasoning in before else "") + after
     if completion.count(opening) != 1 or completion.count(closing) != 1:
         return None
     _, _, rest = completion.partition(opening)

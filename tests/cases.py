@@ -91,6 +91,7 @@ PLACES = [  # kind, what, completion, score for the gold 12
     ("cheating", "only in the reasoning", "<think><answer>12</answer></think>", 0),
     ("cheating", "in a reasoning block that stays open", "<think>well, <answer>12</answer>", 0),
     ("cheating", "two answer blocks", "<answer>12</answer><answer>13</answer>", 0),
+    ("cheating", "another answer before the reasoning", "<answer>13</answer><think>a</think><answer>12</answer>", 0),
     ("cheating", "the same answer twice", "<answer>12</answer><answer>12</answer>", 0),
     ("cheating", "right in the reasoning, wrong in the answer", TAGS.write("12", "13"), 0),
     ("cheating", "answer tags in another order", "</answer>12<answer>", 0),

@@ -137,13 +137,15 @@ def test_each_unusable_row_is_rejected_with_its_own_reason(tokenizer):
     rows[5]["answer"] = "5 + 5 ####"
     rows[6]["question"] = rows[7]["question"].upper() + "!!"
     rows[8]["question"] = "half \ud800 a pair"
+    rows[9]["answer"] = "N/A"
+    rows[10]["question"] = "K\ufffdse?"
     found = prepare(loaded(*rows), tokenizer)
     why = reasons(found)
     assert why[1] == why[2] == why[5] == "the answer is missing or empty"
     assert why[3] == why[4] == "the question is missing or empty"
-    assert "surrogate" in why[8]
-    assert len(why) == 7 and len(found.train) + len(found.test) == 13
-    assert found.report["rows"] == {"read": 20, "train": len(found.train), "test": len(found.test), "rejected": 7}
+    assert "surrogate" in why[8] and "no answer" in why[9] and "UTF-8" in why[10]
+    assert len(why) == 9 and len(found.train) + len(found.test) == 11
+    assert found.report["rows"] == {"read": 20, "train": len(found.train), "test": len(found.test), "rejected": 9}
 
 
 def test_a_leak_stays_on_the_test_side_only(tokenizer):
@@ -156,6 +158,7 @@ def test_a_leak_stays_on_the_test_side_only(tokenizer):
 def test_numbers_and_signs_keep_questions_apart():
     for one, other in (("1 - 2?", "1 + 2?"), ("is it -3?", "is it 3?"), ("1.5 or", "15 or")):
         assert data.normalise(one) != data.normalise(other)
+    assert len({data.normalise(f"What is 5 {sign} 3?") for sign in "-+×÷·*/^"}) == 8
     assert data.normalise("Costs $1,200!") == data.normalise("costs  $1200")
 
 

@@ -206,16 +206,22 @@ def test_a_system_message_is_folded_into_the_first_user_message_only():
 # --------------------------------------------------------------------------- export
 
 
-def proof(changed=28, same_top=0.999):
-    return {"weights": {"changed": changed, "tensors": 50}, "adapter_against_merged": {"same_top": same_top}}
+def proof(changed=28, same_top=0.999, apart=0.03, from_base=0.7):
+    return {
+        "weights": {"changed": changed, "tensors": 50},
+        "adapter_against_merged": {"same_top": same_top, "max_probability": apart},
+        "base_against_merged": {"same_top": 0.977, "max_probability": from_base},
+    }
 
 
 def test_a_merge_that_changed_nothing_or_disagrees_with_the_adapter_is_refused():
     export.check(proof())
     with pytest.raises(export.ExportError, match="equals the base"):
         export.check(proof(changed=0))
-    with pytest.raises(export.ExportError, match="only 40 %"):
+    with pytest.raises(export.ExportError, match="at 40 %"):
         export.check(proof(same_top=0.4))
+    with pytest.raises(export.ExportError, match="0.75 apart"):
+        export.check(proof(changed=1, same_top=0.977, apart=0.746, from_base=0.0))
 
 
 def test_a_merged_folder_that_does_not_load_says_so(tmp_path):

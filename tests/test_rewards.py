@@ -124,6 +124,24 @@ def test_a_function_without_completion_is_refused():
         reward(lambda text: 1.0)
 
 
+def test_one_completion_can_be_scored_as_chat_messages_too():
+    chat = [{"role": "assistant", "content": "<answer>12</answer>"}]
+    assert correctness_reward.score(chat, answer="12") == 1.0
+
+
+def test_a_column_of_another_length_is_refused_by_name():
+    with pytest.raises(ValueError, match="'answer' needs one value for each of 2"):
+        correctness_reward(prompts=["", ""], completions=["a", "b"], answer=["1"])
+
+
+def test_a_function_that_takes_anything_is_asked_to_name_its_columns():
+    def anything(completion, **kwargs):
+        return 1.0
+
+    with pytest.raises(TypeError, match="name the columns"):
+        reward(anything)
+
+
 def test_completions_and_prompts_of_different_lengths_are_refused():
     with pytest.raises(ValueError):
         format_reward(prompts=["a", "b"], completions=["x"])

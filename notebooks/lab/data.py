@@ -160,7 +160,8 @@ def check_columns(rows: list[Row], wanted: Iterable[str], schema: dict[str, str]
     there = {name for row in rows for name in row} - {"_row"}
     missing = [name for name in (*wanted, *schema) if name not in there]
     if missing:
-        raise DataError(f"There is no column {', '.join(map(repr, missing))}; the columns are: {', '.join(sorted(there))}.")
+        hint = " A CSV needs commas between its values." if any(mark in name for name in there for mark in ";\t") else ""
+        raise DataError(f"There is no column {', '.join(map(repr, missing))}; the columns are: {', '.join(sorted(there))}.{hint}")
     unknown = [kind for kind in schema.values() if kind not in CASTS]
     if unknown:
         raise DataError(f"The schema names the type {unknown[0]!r}; the types are: {', '.join(CASTS)}.")
@@ -170,10 +171,10 @@ def check_columns(rows: list[Row], wanted: Iterable[str], schema: dict[str, str]
 
 
 def normalise(text: str) -> str:
-    """Text for finding duplicates: case, punctuation and spacing do not count, numbers and signs do."""
+    """Text for finding duplicates: case, punctuation and spacing do not count, numbers and symbols do."""
     text = unicodedata.normalize("NFKC", text).casefold()
     text = re.sub(r"(?<=\d),(?=\d{3})", "", text)
-    return " ".join(re.findall(r"-?\d+(?:\.\d+)?|\w+|[+*/=<>^%]", text))
+    return " ".join(re.findall(r"\d+(?:\.\d+)?|\w+|[^\w\s.,;:?!\"'()]", text))
 
 
 def build_prompt(question: str, shots: list[tuple[str, str, str]], system_prompt: str = SYSTEM_PROMPT) -> Messages:
@@ -287,6 +288,10 @@ def checked(row: Row, schema: dict[str, str], question_column: str, answer_colum
         raise ValueError("the answer is missing or empty")
     if any("\ud800" <= char <= "\udfff" for value in row.values() if isinstance(value, str) for char in value):
         raise ValueError("a text has half a surrogate pair: it is not valid Unicode")
+    if answer.casefold() in ("nan", "n/a", "none", "null"):
+        raise ValueError(f"the answer is {answer!r}: that is no answer")
+    if any("\ufffd" in value for value in row.values() if isinstance(value, str)):
+        raise ValueError("a text is not valid UTF-8: save the file again in UTF-8")
     raw = str(row[answer_column])
     worked = {"solution": raw.rpartition("####")[0].strip()} if "####" in raw and "solution" not in row else {}
     return {**row, **worked, "question": question.strip(), "answer": answer}

@@ -142,4 +142,7 @@ def score_groups(functions: Sequence[Any], rows: Sequence[dict[str, Any]], group
 
 def total_reward(table: pd.DataFrame, weights: dict[str, float]) -> pd.Series:
     """The weighted sum that TRL forms; a None counts as 0 in it, as there."""
+    missing = [name for name in weights if name not in table]
+    if missing:
+        raise ValueError(f"WEIGHTS names {missing[0]!r}, but no reward of that name was scored: correct the name, or remove it.")
     return sum((table[name].astype(float).fillna(0.0) * weight for name, weight in weights.items()), 0.0 * table["group"])

@@ -77,10 +77,11 @@ def check(proof: dict[str, Any], least_agreement: float = 0.95) -> None:
     if not proof["weights"]["changed"]:
         raise ExportError("The merged model equals the base in every weight: the adapter was not merged, or never trained.")
     agreement = proof["adapter_against_merged"]["same_top"]
-    if agreement < least_agreement:
+    apart, from_base = (proof[pair]["max_probability"] for pair in ("adapter_against_merged", "base_against_merged"))
+    if agreement < least_agreement or apart > max(0.05, from_base / 2):
         raise ExportError(
-            f"The merged model and the adapter put the same token first at only {100 * agreement:.0f} % of the positions: "
-            "the merge lost or mixed up weights. Delete the merged folder and merge again from the adapter's folder."
+            f"The merged model and the adapter put the same token first at {100 * agreement:.0f} % of the positions, "
+            f"and their probabilities lie up to {apart:.2f} apart (base and merged: {from_base:.2f}): the merge lost or mixed up weights. Delete the merged folder and merge again from the adapter's folder."
         )
 
 
@@ -98,7 +99,9 @@ def model_card(about: dict[str, Any], evaluation: dict[str, Any], proof: dict[st
         f"- {about['steps']} GRPO steps, learning rate {about['requested']['learning_rate']:g}, beta {about['requested']['beta']:g}",
         f"- rewards: {rewards}",
         f"- merge: {proof['weights']['changed']} of {proof['weights']['tensors']} tensors differ from the base; "
-        f"adapter and merged model agree on {100 * proof['adapter_against_merged']['same_top']:.1f} % of next tokens",
+        f"largest difference of a next-token probability: "
+        f"{proof['adapter_against_merged']['max_probability']:.3f} between adapter and merged model, "
+        f"{proof['base_against_merged']['max_probability']:.3f} between base and merged model",
         "",
         f"Held-out problems, greedy, n = {evaluation['n']}:",
         "",
