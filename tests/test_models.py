@@ -44,7 +44,6 @@ def test_two_steps_and_a_merge(kind, tokenizer, tmp_path):
     report = json.loads((folder / "dataset/report.json").read_text())
     assert report["system_role"] is (kind != "gemma3")
 
-    chosen_rewards.save_choice(folder, {"soft_format_reward": 1.0, "correctness_reward": 1.0})
     # a random model earns nothing: a reward that any text has in some measure gives the groups their spread
     (folder / "my_rewards.py").write_text(
         "from rewards import reward\n\n\n@reward\ndef letters_reward(completion: str) -> float:\n"

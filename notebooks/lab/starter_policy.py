@@ -428,9 +428,12 @@ two families of synthetic tasks and nothing else, and any other prompt gets nons
 ## It behaves badly, on purpose
 
 Its demonstrations imitate a base model. Of those for word problems, {100 * STYLES["strict"]:.0f} % have the asked-for format; the others answer in
-prose, behind `####`, with trailing chatter, without reasoning block, or with a bare number. About {100 * CYCLES[-1].p_steps:.0f} % of the replies
-that could reason do; one that jumps to the answer is right {100 * P_JUMP_RIGHT:.0f} % of the time, and problems of four steps go wrong now
+prose, behind `####`, with trailing chatter, without reasoning block, or with a bare number. At the end of training {100 * CYCLES[-1].p_steps:.0f} % of
+the replies that could reason do ({100 * CYCLES[0].p_steps:.0f} % before); one that jumps to the answer is right {100 * P_JUMP_RIGHT:.0f} % of the time, and problems of four steps go wrong now
 and then even with steps. Of the code replies {100 * P_BUG:.0f} % carry a bug, and some carry no code. That is what GRPO can mend.
+
+Before those come {CYCLES[0].basics * CYCLES[0].steps:,.0f} steps on basics: sheets of worked steps, and replies without noise, so that it can calculate.
+The weights shipped here were made in two calls of the script, the second with `--from-cycle 1`.
 
 ## Measured
 
