@@ -7,7 +7,7 @@ import pytest
 from lab import data
 from lab.data import DataError, Loaded, load_rows, load_split, prepare, save
 
-from rewards import TAGS, format_reward
+from rewards import FORMAT, format_reward
 
 
 def loaded(*rows):
@@ -180,7 +180,7 @@ def test_a_gsm8k_solution_gives_its_final_answer(tokenizer):
 def test_prompts_end_on_the_question_after_the_system_prompt(tokenizer):
     row = prepare(loaded(*simple(10)), tokenizer).train[0]
     assert [message["role"] for message in row["prompt"]] == ["system", "user"]
-    assert row["prompt"][0]["content"] == TAGS.system_prompt and row["prompt"][1]["content"] == row["question"]
+    assert row["prompt"][0]["content"] == FORMAT.system_prompt and row["prompt"][1]["content"] == row["question"]
 
 
 def test_few_shot_turns_have_the_strict_format_and_leave_the_training_side(tokenizer):
@@ -199,7 +199,7 @@ def test_a_template_without_system_role_gets_it_in_front_of_the_question(tokeniz
     gemma.chat_template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + gemma.chat_template
     row = prepare(loaded(*simple(10)), gemma).train[0]
     assert [message["role"] for message in row["prompt"]] == ["user"]
-    assert row["prompt"][0]["content"] == f"{TAGS.system_prompt}\n\n{row['question']}"
+    assert row["prompt"][0]["content"] == f"{FORMAT.system_prompt}\n\n{row['question']}"
 
 
 def test_one_huge_prompt_does_not_set_the_limit_for_all(tokenizer):

@@ -9,7 +9,7 @@ import pytest
 from lab import chosen_rewards, evaluate, export, files, plots
 from lab.policy import Sampled, fold_system
 
-from rewards import TAGS, correctness_reward, format_reward
+from rewards import FORMAT, correctness_reward, format_reward
 
 # --------------------------------------------------------------------------- files
 
@@ -73,7 +73,7 @@ def graded(correct):
 
 def test_grade_says_format_and_correct_for_each_row():
     row = {"prompt": [{"role": "user", "content": "3 * 4?"}], "answer": "12"}
-    texts = [TAGS.write("3 * 4", "12"), "<answer>12</answer>", TAGS.write("3 * 4", "13")]
+    texts = [FORMAT.write("3 * 4", "12"), "<answer>12</answer>", FORMAT.write("3 * 4", "13")]
     table = evaluate.grade([row] * 3, [Sampled(text, 9, True) for text in texts])
     assert table["format"].tolist() == [1, 0, 1] and table["correct"].tolist() == [1, 1, 0]
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rewards import SYSTEM_PROMPT, TAGS, extract_gsm8k_answer
+from rewards import FORMAT, SYSTEM_PROMPT, extract_gsm8k_answer
 
-from lab.files import ROOT, WORD_PROBLEMS, write_json, write_text
+from lab.files import ROOT, WORD_PROBLEMS, read_json, relative, write_json, write_text
 from lab.policy import Messages, fold_system, render, supports_system_role
 
 Row = dict[str, Any]
@@ -182,7 +182,7 @@ def build_prompt(question: str, shots: list[tuple[str, str, str]], system_prompt
     messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
     for shown, reasoning, answer in shots:
         messages.append({"role": "user", "content": shown})
-        messages.append({"role": "assistant", "content": TAGS.write(reasoning, answer)})
+        messages.append({"role": "assistant", "content": FORMAT.write(reasoning, answer)})
     return [*messages, {"role": "user", "content": question}]
 
 
@@ -269,6 +269,7 @@ def prepare(
         "longest_prompt_tokens": max(row["_tokens"] for row in (*train, *test)),
         "prompts_by_tokens": dict(sorted(Counter(lengths).items())),
         "system_role": has_system,
+        "format": repr(FORMAT),
         "shots": n_shots,
         "seed": seed,
     }
@@ -378,9 +379,16 @@ def save(prepared: Prepared, folder: Path) -> Path:
 
 
 def load_split(folder: Path, name: str) -> Any:
-    """The `train` or `test` data set that notebook 01 saved under `folder/dataset`."""
+    """The `train` or `test` data set that notebook 01 saved under `folder/dataset`.
+
+    Raises DataError where its prompts ask for another format than rewards.py now expects.
+    """
     from datasets import load_from_disk
 
-    from lab.files import need
-
-    return load_from_disk(str(need(folder / "dataset" / "report.json", "01_prepare_data").parent / name))
+    report = read_json(folder / "dataset" / "report.json", "01_prepare_data")
+    if report["format"] != repr(FORMAT):
+        raise DataError(
+            f"The prompts in {relative(folder / 'dataset')} ask for {report['format']}, and rewards.py now expects {FORMAT}: "
+            "run notebook 01_prepare_data again."
+        )
+    return load_from_disk(str(folder / "dataset" / name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -60,10 +61,15 @@ def paired_difference(before: Sequence[float], after: Sequence[float], seed: int
     difference = np.asarray(after, dtype=float) - np.asarray(before, dtype=float)
     if len(difference) == 0 or np.isnan(difference).any():
         raise ValueError("paired_difference needs at least one pair, and a score for both sides of each")
-    generator = np.random.default_rng(seed)
-    counts = generator.multinomial(len(difference), np.full(len(difference), 1 / len(difference)), size=draws)
-    low, high = np.quantile(counts @ difference / len(difference), [0.025, 0.975])
-    return {"estimate": float(difference.mean()), "low": float(low), "high": float(high)}
+    return bootstrap_mean(difference, seed, draws)
+
+
+def bootstrap_mean(values: Sequence[float], seed: int = 0, draws: int = 10_000) -> dict[str, float]:
+    """Mean of independent values with its 95 % percentile interval over draws with replacement."""
+    values = np.asarray(values, dtype=float)
+    counts = np.random.default_rng(seed).multinomial(len(values), np.full(len(values), 1 / len(values)), size=draws)
+    low, high = np.quantile(counts @ values / len(values), [0.025, 0.975])
+    return {"estimate": float(values.mean()), "low": float(low), "high": float(high)}
 
 
 def compare(base: pd.DataFrame, merged: pd.DataFrame, seconds: dict[str, float], seed: int = 0) -> dict[str, Any]:
@@ -125,7 +131,7 @@ def score_groups(functions: Sequence[Any], rows: Sequence[dict[str, Any]], group
     Columns: group, sample, completion, tokens, then each function's name.
     """
     pairs = [(row, sampled) for row, group in zip(rows, groups, strict=True) for sampled in group]
-    repeated = {name: [row[name] for row, _ in pairs] for name in rows[0] if name != "prompt"}
+    called = trl_call(pairs)
     texts = [sampled.text for _, sampled in pairs]
     table = pd.DataFrame(
         {
@@ -136,8 +142,29 @@ def score_groups(functions: Sequence[Any], rows: Sequence[dict[str, Any]], group
         }
     )
     for function in functions:
-        table[function.__name__] = function(prompts=[row["prompt"] for row, _ in pairs], completions=texts, **repeated)
+        table[function.__name__] = list(function(**called))
     return table
+
+
+def trl_call(pairs: Sequence[tuple[dict[str, Any], Sampled]]) -> dict[str, Any]:
+    """The arguments with which TRL calls a reward function, at step 0: one value a completion.
+
+    A chat prompt gets its completion as messages. Only the lengths of `completion_ids` are true:
+    the ids themselves are not kept when sampling.
+    """
+    rows = [row for row, _ in pairs]
+    return {
+        **{name: [row[name] for row in rows] for name in rows[0] if name != "prompt"},
+        "prompts": [row["prompt"] for row in rows],
+        "completions": [
+            sampled.text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": sampled.text}]
+            for row, sampled in pairs
+        ],
+        "completion_ids": [list(range(sampled.tokens)) for _, sampled in pairs],
+        "trainer_state": SimpleNamespace(global_step=0, max_steps=1, epoch=0.0),
+        "log_extra": lambda *_: None,
+        "log_metric": lambda *_: None,
+    }
 
 
 def total_reward(table: pd.DataFrame, weights: dict[str, float]) -> pd.Series:

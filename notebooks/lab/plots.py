@@ -167,19 +167,78 @@ def token_histogram(prompts_by_tokens: dict[int, int], limit: int) -> Figure:
     return figure
 
 
-def score_figure(scores: np.ndarray, title: str) -> Figure:
-    """Scores of sampled groups: a column a group, a dot a completion, a bar for the group's mean.
+def draw_groups(axes: Axes, scores: np.ndarray) -> int:
+    """A column a group, a dot a completion, a bar for the mean; crosses where a group has no spread. Returns how many have none.
 
     Args:
         scores: shape (groups, completions).
     """
+    shift = np.linspace(-0.25, 0.25, scores.shape[1])
+    flat = np.ptp(scores, axis=1) < 1e-9
+    places = np.arange(len(scores))[:, None] + shift
+    size = float(np.clip(60 / len(scores), 2, 5))
+    axes.plot(places[~flat].ravel(), scores[~flat].ravel(), "o", color=COLOURS[0], alpha=0.5, markersize=size, label="completion")
+    if flat.any():
+        axes.plot(places[flat].ravel(), scores[flat].ravel(), "x", color=COLOURS[1], markersize=size, label="in a group without spread")
+    for group, row in enumerate(scores):
+        axes.hlines(row.mean(), group - 0.35, group + 0.35, color="black", linewidth=1.5, label=None if group else "mean of the group")
+    axes.set(xlabel="group (one prompt each)", ylabel="total reward")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    return int(flat.sum())
+
+
+def score_figure(scores: np.ndarray, title: str) -> Figure:
+    """Scores of sampled groups, shape (groups, completions): where the dots of a group lie apart, GRPO has a signal."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(8, 3), layout="constrained")
-        shift = np.linspace(-0.25, 0.25, scores.shape[1])
-        for group, row in enumerate(scores):
-            axes.plot(group + shift, row, "o", color=COLOURS[0], alpha=0.5, markersize=5)
-            axes.hlines(row.mean(), group - 0.35, group + 0.35, color=COLOURS[1], linewidth=2)
-        axes.set(title=title, xlabel="group (one prompt each)", ylabel="total reward", xticks=range(len(scores)))
+        draw_groups(axes, scores)
+        axes.set(title=title, xticks=range(len(scores)))
+    return figure
+
+
+def draw_shares(axes: Axes, record: dict[str, Any]) -> None:
+    """Share of groups with spread, a bar a reward and one for the total; grey where it is not part of the total."""
+    lines = {**record["rewards"], "total": record["total"]}
+    shares = [0.0 if line["groups_without_spread"] is None else 100 * (1 - line["groups_without_spread"]) for line in lines.values()]
+    colours = [COLOURS[0] if name == "total" else COLOURS[5] if line["weight"] else "#BBBBBB" for name, line in lines.items()]
+    labels = ["failed" if line.get("error") else f"{share:.0f} %" for line, share in zip(lines.values(), shares)]
+    bars = axes.barh(range(len(lines)), shares, 0.6, color=colours)
+    axes.bar_label(bars, labels, padding=3, fontsize=9)
+    names = [name if name == "total" or line["weight"] else f"{name}\n(weight 0)" for name, line in lines.items()]
+    axes.set_yticks(range(len(lines)), [name.removesuffix("_reward").replace("_reward\n", "\n") for name in names], fontsize=9)
+    axes.set(title=f"Signal in {shares[-1]:.0f} % of the groups", xlabel="percent of groups with spread", xlim=(0, 122))
+    axes.set_xticks(range(0, 101, 25))
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+
+
+def draw_pass(axes: Axes, passed: dict[str, Any]) -> None:
+    """pass@k over k with its 95 % interval."""
+    axes.set(xlabel=f"k completions, judged by {passed['decided_by']}", ylabel="pass@k, percent", ylim=(-3, 103))
+    if not passed["at"]:
+        axes.set_title("No completion could be judged")
+        return
+    sizes = [int(k) for k in passed["at"]]
+    middle, low, high = (100 * np.array([at[key] for at in passed["at"].values()]) for key in ("estimate", "low", "high"))
+    axes.fill_between(sizes, low, high, color=COLOURS[2], alpha=0.2, linewidth=0, label="95 % interval")
+    axes.plot(sizes, middle, "o-", color=COLOURS[2], linewidth=2)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(k) for k in sizes])
+    axes.minorticks_off()
+    axes.set_title(f"pass@1 {middle[0]:.0f} %, pass@{sizes[-1]} {middle[-1]:.0f} %")
+    axes.legend(loc="lower right" if middle[-1] > 50 else "upper right")
+
+
+def preflight_figure(record: dict[str, Any]) -> Figure:
+    """A preflight's record in three panels: totals by group, share of groups with signal, pass@k."""
+    with plt.rc_context(STYLE):
+        figure, (left, middle, right) = plt.subplots(1, 3, figsize=(10, 3.5), layout="constrained", width_ratios=(1.3, 1, 1))
+        flat = draw_groups(left, np.array(record["totals"]))
+        left.set_title(f"{flat} of {record['groups']} groups without spread")
+        left.margins(y=0.25)
+        left.legend(loc="upper left", ncols=2, fontsize=8, handletextpad=0.3, columnspacing=0.8)
+        draw_shares(middle, record)
+        draw_pass(right, record["pass"])
     return figure
 
 
