@@ -168,20 +168,21 @@ def token_histogram(prompts_by_tokens: dict[int, int], limit: int) -> Figure:
 
 
 def draw_groups(axes: Axes, scores: np.ndarray) -> int:
-    """A column a group, a dot a completion, a bar for the mean; crosses where a group has no spread. Returns how many have none.
+    """A column a group, a dot a completion, a bar for the mean; crosses in a group without spread.
 
     Args:
         scores: shape (groups, completions).
+
+    Returns how many groups have no spread.
     """
-    shift = np.linspace(-0.25, 0.25, scores.shape[1])
     flat = np.ptp(scores, axis=1) < 1e-9
-    places = np.arange(len(scores))[:, None] + shift
+    places = np.arange(len(scores))[:, None] + np.linspace(-0.25, 0.25, scores.shape[1])
     size = float(np.clip(60 / len(scores), 2, 5))
-    axes.plot(places[~flat].ravel(), scores[~flat].ravel(), "o", color=COLOURS[0], alpha=0.5, markersize=size, label="completion")
-    if flat.any():
-        axes.plot(places[flat].ravel(), scores[flat].ravel(), "x", color=COLOURS[1], markersize=size, label="in a group without spread")
-    for group, row in enumerate(scores):
-        axes.hlines(row.mean(), group - 0.35, group + 0.35, color="black", linewidth=1.5, label=None if group else "mean of the group")
+    for which, marker, colour, label in ((~flat, "o", COLOURS[0], "completion"), (flat, "x", COLOURS[1], "no spread")):
+        if which.any():
+            axes.plot(places[which].ravel(), scores[which].ravel(), marker, color=colour, alpha=0.7, markersize=size, label=label)
+    middle, mean = np.arange(len(scores))[~flat], scores[~flat].mean(axis=1)  # without spread the crosses are the mean
+    axes.hlines(mean, middle - 0.35, middle + 0.35, color="black", linewidth=1.5, label="mean")
     axes.set(xlabel="group (one prompt each)", ylabel="total reward")
     axes.xaxis.get_major_locator().set_params(integer=True)
     return int(flat.sum())
@@ -197,16 +198,17 @@ def score_figure(scores: np.ndarray, title: str) -> Figure:
 
 
 def draw_shares(axes: Axes, record: dict[str, Any]) -> None:
-    """Share of groups with spread, a bar a reward and one for the total; grey where it is not part of the total."""
-    lines = {**record["rewards"], "total": record["total"]}
-    shares = [0.0 if line["groups_without_spread"] is None else 100 * (1 - line["groups_without_spread"]) for line in lines.values()]
-    colours = [COLOURS[0] if name == "total" else COLOURS[5] if line["weight"] else "#BBBBBB" for name, line in lines.items()]
-    labels = ["failed" if line.get("error") else f"{share:.0f} %" for line, share in zip(lines.values(), shares)]
-    bars = axes.barh(range(len(lines)), shares, 0.6, color=colours)
-    axes.bar_label(bars, labels, padding=3, fontsize=9)
-    names = [name if name == "total" or line["weight"] else f"{name}\n(weight 0)" for name, line in lines.items()]
-    axes.set_yticks(range(len(lines)), [name.removesuffix("_reward").replace("_reward\n", "\n") for name in names], fontsize=9)
-    axes.set(title=f"Signal in {shares[-1]:.0f} % of the groups", xlabel="percent of groups with spread", xlim=(0, 122))
+    """Share of groups with spread, a bar a reward and one for the total; grey where the weight is 0."""
+    names, shares, labels, colours = [], [], [], []
+    for name, line in {**record["rewards"], "total": record["total"]}.items():
+        failed = line["groups_without_spread"] is None
+        shares.append(0.0 if failed else 100 * (1 - line["groups_without_spread"]))
+        labels.append("failed" if failed else f"{shares[-1]:.0f} %")
+        names.append(name.removesuffix("_reward") + ("\n(weight 0)" if line["weight"] == 0 else ""))
+        colours.append("#BBBBBB" if line["weight"] == 0 else COLOURS[5] if line["weight"] else COLOURS[0])
+    axes.bar_label(axes.barh(range(len(names)), shares, 0.6, color=colours), labels, padding=3, fontsize=9)
+    axes.set_yticks(range(len(names)), names, fontsize=9)
+    axes.set(title=f"Signal in {shares[-1]:.0f} % of groups", xlabel="percent of groups with spread", xlim=(0, 125))
     axes.set_xticks(range(0, 101, 25))
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
@@ -214,7 +216,7 @@ def draw_shares(axes: Axes, record: dict[str, Any]) -> None:
 
 def draw_pass(axes: Axes, passed: dict[str, Any]) -> None:
     """pass@k over k with its 95 % interval."""
-    axes.set(xlabel=f"k completions, judged by {passed['decided_by']}", ylabel="pass@k, percent", ylim=(-3, 103))
+    axes.set(xlabel="k completions of a prompt", ylabel="pass@k, percent", ylim=(-3, 103))
     if not passed["at"]:
         axes.set_title("No completion could be judged")
         return
@@ -226,19 +228,23 @@ def draw_pass(axes: Axes, passed: dict[str, Any]) -> None:
     axes.set_xticks(sizes, [str(k) for k in sizes])
     axes.minorticks_off()
     axes.set_title(f"pass@1 {middle[0]:.0f} %, pass@{sizes[-1]} {middle[-1]:.0f} %")
-    axes.legend(loc="lower right" if middle[-1] > 50 else "upper right")
+    by = passed["decided_by"].removesuffix("_reward")
+    axes.legend(loc="lower right" if middle[-1] > 50 else "upper right", title=f"judged by {by}", title_fontsize=9)
 
 
 def preflight_figure(record: dict[str, Any]) -> Figure:
     """A preflight's record in three panels: totals by group, share of groups with signal, pass@k."""
     with plt.rc_context(STYLE):
-        figure, (left, middle, right) = plt.subplots(1, 3, figsize=(10, 3.5), layout="constrained", width_ratios=(1.3, 1, 1))
+        figure, (left, middle, right) = plt.subplots(1, 3, figsize=(10, 3.5), width_ratios=(1.3, 1, 1), layout="constrained")
         flat = draw_groups(left, np.array(record["totals"]))
         left.set_title(f"{flat} of {record['groups']} groups without spread")
-        left.margins(y=0.25)
-        left.legend(loc="upper left", ncols=2, fontsize=8, handletextpad=0.3, columnspacing=0.8)
+        bottom, top = left.get_ylim()
+        left.set_ylim(bottom, top + 0.18 * (top - bottom))  # room for the legend
+        left.legend(loc="upper left", ncols=3, handletextpad=0.3, columnspacing=1)
         draw_shares(middle, record)
         draw_pass(right, record["pass"])
+        for axes in figure.axes:
+            axes.title.set_fontsize(10)
     return figure
 
 

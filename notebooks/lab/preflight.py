@@ -17,6 +17,7 @@ total reward teaches nothing. `preflight` measures that on sampled groups and gi
 | a weighted reward is None on more than 10 % of the completions                  | weak    |
 | more than 30 % of the completions are cut at the token limit                    | weak    |
 | a weighted reward and correctness correlate below -0.3 within the groups        | weak    |
+| a weighted reward could not score more than 10 %: its service did not answer    | weak    |
 | a reward of weight 0 raises: training does not call it                          | weak    |
 | none of these                                                                   | go      |
 
@@ -84,9 +85,11 @@ def preflight(
     """
     check_input(functions, weights, rows, groups)
     shape = (len(groups), len(groups[0]))
-    columns, errors = score_each(functions, rows, groups)
+    columns, errors, failed = score_each(functions, rows, groups)
     total = sum((np.nan_to_num(columns[name]) * weight for name, weight in weights.items() if name in columns), np.zeros(shape))
-    lines = {f.__name__: measure(f, weights.get(f.__name__) or 0.0, columns, errors) for f in functions}
+    lines = {f.__name__: measure(f, weights.get(f.__name__) or 0.0, columns.get(f.__name__)) for f in functions}
+    for name, line in lines.items():
+        line |= {"failed": failed.get(name, 0), "error": errors.get(name)}
     sampled = [one for group in groups for one in group]
     record = {
         "groups": shape[0],
@@ -125,19 +128,21 @@ def check_input(functions: Sequence[Any], weights: Mapping[str, float], rows: Se
 # --------------------------------------------------------------------------- measuring
 
 
-def score_each(functions: Sequence[Any], rows: Sequence, groups: Sequence) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Scores by reward, shape (groups, completions), NaN for None; and what each function that failed said."""
+def score_each(functions: Sequence[Any], rows: Sequence, groups: Sequence) -> tuple[dict, dict, dict]:
+    """By name: scores, shape (groups, completions), NaN for None; what was raised; how many a service failed to score."""
     score_groups([], rows, groups)  # rows that do not fit together are no reward's fault: let them raise here
-    columns, errors = {}, {}
+    columns, errors, failed = {}, {}, {}
     for function in functions:
+        name, before = function.__name__, getattr(function, "failures", 0)
         try:
-            scores = score_groups([function], rows, groups)[function.__name__].astype(float).to_numpy()
+            scores = score_groups([function], rows, groups)[name].astype(float).to_numpy()
             if np.isinf(scores).any():
                 raise ValueError("it returned inf, which makes the advantages of the whole group NaN")
-            columns[function.__name__] = scores.reshape(len(groups), -1)
+            columns[name] = scores.reshape(len(groups), -1)
         except Exception as error:  # the reader's code: it may raise anything
-            errors[function.__name__] = f"{type(error).__name__}: {error}"[:400]
-    return columns, errors
+            errors[name] = f"{type(error).__name__}: {error}"[:400]
+        failed[name] = getattr(function, "failures", 0) - before
+    return columns, errors, failed
 
 
 def spread(scores: np.ndarray) -> dict[str, Any]:
@@ -153,15 +158,18 @@ def spread(scores: np.ndarray) -> dict[str, Any]:
     }
 
 
-def measure(function: Any, weight: float, columns: dict[str, np.ndarray], errors: dict[str, str]) -> dict[str, Any]:
+def declares_range(function: Any) -> bool:
+    return bool(np.isfinite([getattr(function, "low", np.nan), getattr(function, "high", np.nan)]).all())
+
+
+def measure(function: Any, weight: float, scores: np.ndarray | None) -> dict[str, Any]:
     """One reward's line of the record; `low` and `high` are those seen where the function declares none."""
-    name = function.__name__
-    if name in errors:
-        return {"weight": float(weight), **dict.fromkeys(spread(np.zeros((1, 2)))), "low": None, "high": None, "error": errors[name]}
-    valid = columns[name][~np.isnan(columns[name])]
+    if scores is None:
+        return {"weight": float(weight), **dict.fromkeys(spread(np.zeros((1, 2)))), "low": None, "high": None}
+    valid = scores[~np.isnan(scores)]
     low, high = (valid.min(), valid.max()) if valid.size and np.ptp(valid) > SAME else (0.0, 1.0)  # all 0 is not the top
-    low, high = getattr(function, "low", low), getattr(function, "high", high)
-    return {"weight": float(weight), **spread(columns[name]), "low": float(low), "high": float(high), "error": None}
+    low, high = (function.low, function.high) if declares_range(function) else (low, high)
+    return {"weight": float(weight), **spread(scores), "low": float(low), "high": float(high)}
 
 
 def pass_section(
@@ -185,7 +193,7 @@ def pass_section(
     right = (judged >= top - SAME).sum(axis=1)
     size = scores.shape[1]
     sizes = [2**i for i in range(size.bit_length()) if 2**i < size] + [size]
-    guessed = "" if all(hasattr(f, "high") for f in used) else ", assumed from the scores seen: it declares no range"
+    guessed = "" if all(map(declares_range, used)) else ", assumed from the scores seen: it declares no range"
     return {
         "decided_by": by,
         "right_when": f"{by} reaches {top:g}{guessed}",
@@ -309,9 +317,12 @@ def never_right(record: dict[str, Any], others: list[str]) -> Finding:
     if signal_share(record["rewards"][name]) >= NO_SIGNAL:
         return Finding("weak", f"{reason}: only its partial scores can be climbed", FAILING)
     left = f"only {', '.join(others)} could be learned, not the task" if others else "nothing to amplify"
-    return Finding("no-go", f"{reason}: {left}", (f"First see that {name} gives a perfect completion its top score.", *FAILING))
+    check = f"First see that {name} gives a perfect completion its top score."
+    longer = (LONGER,) if record["clipped_share"] > CUT else ()  # what is cut before its answer cannot be right
+    return Finding("no-go", f"{reason}: {left}", (check, *longer, *FAILING))
 
 
+LONGER = "Raise max_completion_length, unless the completions only ramble."
 HARDER = "Take harder data: problems that the base often gets wrong."
 FAILING = (
     "Take easier data, or mix some in.",
@@ -347,7 +358,10 @@ def about_rewards(record: dict[str, Any]) -> list[Finding]:
             else:
                 reason = f"{where}: too strict, or a bug such as a regex without DOTALL"
                 found.append(Finding("weak", reason, (f"Try {name} on a perfect completion; soften it if that scores well.",)))
-        if line["none_share"] > NONE_SHARE and (name != by or record["pass"]["at"]):
+        if line["failed"] > NONE_SHARE * n:
+            reason = f"{name} could not score {line['failed']} of {n} completions: what it depends on did not answer"
+            found.append(Finding("weak", reason, (f"See the warning that {name} logged, and make its service answer.",)))
+        elif line["none_share"] > NONE_SHARE and (name != by or record["pass"]["at"]):
             reason = f"{name} is None on {percent(line['none_share'])} of the completions, which counts as 0 there"
             found.append(Finding("weak", reason, (f"Drop rows whose gold answer {name} cannot score, or correct their column.",)))
         against = record["correlation"].get(by, {}).get(name)
@@ -361,7 +375,7 @@ def about_length(record: dict[str, Any]) -> list[Finding]:
     if record["clipped_share"] <= CUT:
         return []
     reason = f"{percent(record['clipped_share'])} of the completions are cut at the token limit, before their answer"
-    return [Finding("weak", reason, ("Raise max_completion_length, unless the policy only rambles.",))]
+    return [Finding("weak", reason, (LONGER,))]
 
 
 def weighted(record: dict[str, Any]) -> list[str]:
