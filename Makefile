@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 export PYTHONPATH := $(CURDIR):$(CURDIR)/notebooks
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help run test lab data starter-policy clean
+.PHONY: help run test bench lab data starter-policy clean
 .DEFAULT_GOAL := help
 
 help:  ## say what there is
@@ -21,6 +21,9 @@ run: $(VENV)/.ready  ## run notebooks 01 to 05 and show the evidence (about six 
 
 test: $(VENV)/.ready  ## run the tests
 	@$(PY) -m pytest
+
+bench: $(VENV)/.ready  ## measure the rewards beside what they replace (about a minute)
+	@$(PY) tests/benchmarks/rewards_bench.py
 
 lab: $(VENV)/.ready  ## open the notebooks in JupyterLab
 	@$(VENV)/bin/jupyter lab notebooks

@@ -14,7 +14,7 @@ from lab.preflight import aha, facts_table, interval, preflight, signal_table, v
 
 from rewards import SYSTEM_PROMPT, correctness_reward, format_reward, reward, soft_format_reward
 
-HALF = [1, 0, 1, 0, 0, 0, 1, 0]  # what a group of eight looks like that GRPO can use
+MIXED = [1, 0, 1, 0, 0, 0, 1, 0]  # what a group of eight looks like that GRPO can use
 
 
 class Given:
@@ -53,14 +53,14 @@ def said(record):
 
 
 def test_groups_that_differ_are_a_go_with_signal_and_headroom():
-    record = run(correct([HALF] * 11 + [[0] * 8]))
+    record = run(correct([MIXED] * 11 + [[0] * 8]))
     assert record["verdict"] == "go" and record["advice"] == []
     assert "11 of 12 groups (92 %)" in said(record) and "pass@1 is 34 %, pass@8 92 %" in said(record)
     assert verdict_text(record).startswith("go: in 11 of 12")
 
 
 def test_a_base_that_is_never_right_is_a_no_go_even_if_its_style_varies():
-    record = run(correct([[0] * 8] * 12), style([HALF] * 12))
+    record = run(correct([[0] * 8] * 12), style([MIXED] * 12))
     assert record["verdict"] == "no-go"
     assert "none of 12 × 8 completions is right by correct" in record["reasons"][0] and "only style could be learned" in said(record)
     assert "SFT" in said(record) and "easier data" in said(record)
@@ -80,8 +80,8 @@ def test_groups_that_agree_but_not_on_success_ask_for_temperature():
 
 def test_solved_with_a_style_that_varies_is_weak_and_without_is_a_no_go():
     solved = [[1] * 8] * 12
-    assert run(correct(solved), style([HALF] * 12))["verdict"] == "weak"
-    assert "only the style (style) remains" in said(run(correct(solved), style([HALF] * 12)))
+    assert run(correct(solved), style([MIXED] * 12))["verdict"] == "weak"
+    assert "only the style (style) remains" in said(run(correct(solved), style([MIXED] * 12)))
     assert run(correct(solved), style(solved))["verdict"] == "no-go"
     nearly = [[1] * 7 + [0]] * 4 + [[1] * 8] * 8  # 92 of 96: a third of the groups differ, by a slip each
     assert run(correct(nearly))["verdict"] == "no-go" and "92 of 96" in said(run(correct(nearly)))
@@ -98,17 +98,17 @@ def test_real_solutions_in_the_asked_for_format_leave_nothing_to_learn(problems)
 @pytest.mark.parametrize("differ, verdict", [(1, "no-go"), (2, "weak"), (7, "weak"), (8, "go")])
 def test_the_share_of_groups_with_signal_decides_at_10_and_40_percent(differ, verdict):
     solved = [[1] * 8] * 6  # of 20 groups: pass@8 stays above its threshold
-    record = run(correct([HALF] * differ + solved + [[0] * 8] * (14 - differ)), groups=20)
+    record = run(correct([MIXED] * differ + solved + [[0] * 8] * (14 - differ)), groups=20)
     assert record["verdict"] == verdict
     assert verdict == "go" or f"in {20 - differ} of 20 groups" in said(record)
 
 
 def test_exactly_a_tenth_of_the_groups_is_not_below_a_tenth():
-    assert run(correct([HALF] + [[1] * 8] * 4 + [[0] * 8] * 5), groups=10)["verdict"] == "weak"
+    assert run(correct([MIXED] + [[1] * 8] * 4 + [[0] * 8] * 5), groups=10)["verdict"] == "weak"
 
 
 def test_a_rare_success_is_weak():
-    record = run(correct([[1] + [0] * 7] * 2 + [[0] * 8] * 10), style([HALF] * 12))
+    record = run(correct([[1] + [0] * 7] * 2 + [[0] * 8] * 10), style([MIXED] * 12))
     assert record["verdict"] == "weak" and "pass@8 is 17 % by correct" in said(record)
 
 
@@ -130,7 +130,7 @@ def test_a_reward_that_raises_is_named_with_its_message_and_the_others_are_measu
     def broken_reward(completion: str) -> float:
         return 1 / completion.count("?")
 
-    record = run(broken_reward, correct([HALF] * 12))
+    record = run(broken_reward, correct([MIXED] * 12))
     assert record["verdict"] == "no-go"
     assert "broken_reward" in record["reasons"][0] and "division by zero" in record["reasons"][0]
     assert record["rewards"]["correct"]["mean"] == 0.375 and record["total"]["groups_without_spread"] == 0
@@ -147,12 +147,12 @@ def test_a_preflight_with_nothing_but_broken_rewards_still_says_why():
 
 @pytest.mark.parametrize("scores, why", [([[1] * 8] * 11, "Length"), ([[float("inf")] * 8] * 12, "inf"), ([["a"] * 8] * 12, "'a'")])
 def test_what_is_no_list_of_scores_is_a_failure(scores, why):
-    record = run(Given("odd", scores), correct([HALF] * 12))
+    record = run(Given("odd", scores), correct([MIXED] * 12))
     assert record["verdict"] == "no-go" and "odd failed" in record["reasons"][0] and why in record["reasons"][0]
 
 
 def test_a_broken_reward_that_training_does_not_call_is_only_weak():
-    assert run(style([HALF] * 2), correct([HALF] * 12), weights={"correct": 1.0, "style": 0})["verdict"] == "weak"
+    assert run(style([MIXED] * 2), correct([MIXED] * 12), weights={"correct": 1.0, "style": 0})["verdict"] == "weak"
 
 
 def test_a_format_regex_without_dotall_is_named_as_constant():
@@ -162,26 +162,26 @@ def test_a_format_regex_without_dotall_is_named_as_constant():
     def multiline_reward(completion: str) -> float:
         return float(bool(re.search(r"<think>.+</think>", completion)))
 
-    record = run(multiline_reward, correct([HALF] * 12), text="<think>\n2 + 2\n</think>\n<answer>4</answer>")
+    record = run(multiline_reward, correct([MIXED] * 12), text="<think>\n2 + 2\n</think>\n<answer>4</answer>")
     assert record["verdict"] == "weak" and record["rewards"]["multiline_reward"]["constant"]
     assert "multiline_reward gave 0 to all 96 completions" in said(record) and "DOTALL" in said(record)
 
 
 def test_a_reward_that_everybody_gets_adds_nothing():
-    record = run(correct([HALF] * 12), style([[1] * 8] * 12))
+    record = run(correct([MIXED] * 12), style([[1] * 8] * 12))
     assert record["verdict"] == "weak" and "style gave 1 to all 96 completions: it adds nothing" in said(record)
-    assert run(correct([HALF] * 12), style([[1] * 8] * 12), weights={"correct": 1})["verdict"] == "go"
+    assert run(correct([MIXED] * 12), style([[1] * 8] * 12), weights={"correct": 1})["verdict"] == "go"
 
 
 def test_rows_that_cannot_be_scored_are_left_out_of_pass_at_1_and_reported():
-    record = run(correct([HALF] * 9 + [[None] * 8] * 3))
+    record = run(correct([MIXED] * 9 + [[None] * 8] * 3))
     assert record["verdict"] == "weak" and "correct is None on 25 %" in said(record)
-    assert record["pass"]["prompts"] == 9 and record["pass"]["at"]["1"]["estimate"] == 0.375
+    assert record["pass"]["prompts"] == 9 and record["pass"]["at"]["1"]["estimate"] == pytest.approx(0.375)
     assert record["rewards"]["correct"]["none_share"] == 0.25
 
 
 def test_none_on_every_row_is_a_no_go_that_points_at_the_column():
-    record = run(correct([[None] * 8] * 12), style([HALF] * 12))
+    record = run(correct([[None] * 8] * 12), style([MIXED] * 12))
     assert record["verdict"] == "no-go" and "None on all 96 completions" in record["reasons"][0] and "column" in said(record)
     assert record["pass"]["at"] == {} and record["rewards"]["correct"]["mean"] is None
     assert facts_table(record).index[0] == "cut at the token limit"
@@ -192,20 +192,20 @@ def test_a_service_that_does_not_answer_is_told_from_an_unusable_gold_answer():
     def judge_reward(completion: str) -> float:
         raise TimeoutError("judge is down")
 
-    record = run(judge_reward, correct([HALF] * 12))
+    record = run(judge_reward, correct([MIXED] * 12))
     assert "judge_reward could not score 96 of 96" in said(record) and "None on" not in said(record)
 
 
 def test_completions_cut_at_the_limit_are_weak_and_ask_for_more_tokens():
-    record = run(correct([HALF] * 12), finished=False)
+    record = run(correct([MIXED] * 12), finished=False)
     assert record["verdict"] == "weak" and "100 %" in said(record) and "max_completion_length" in said(record)
 
 
 def test_a_reward_that_pulls_against_correctness_is_named_with_it():
-    against = style([[1 - x for x in HALF]] * 12)
-    record = run(correct([HALF] * 12), against, weights={"correct": 1.0, "style": 0.5})
+    against = style([[1 - x for x in MIXED]] * 12)
+    record = run(correct([MIXED] * 12), against, weights={"correct": 1.0, "style": 0.5})
     assert record["verdict"] == "weak" and "style, as weighted, and correct pull apart: correlation -1.00" in said(record)
-    assert "pull apart" not in said(run(correct([HALF] * 12), against, weights={"correct": 1.0, "style": -0.5}))
+    assert "pull apart" not in said(run(correct([MIXED] * 12), against, weights={"correct": 1.0, "style": -0.5}))
 
 
 def test_all_findings_are_listed_with_the_worst_first():
@@ -221,12 +221,12 @@ def test_all_findings_are_listed_with_the_worst_first():
 
 def test_the_heaviest_reward_that_claims_correctness_decides_what_is_right():
     other = Given("near", [[1] * 8] * 12, True, low=0.0, high=1.0)
-    by_weight = run(correct([HALF] * 12), other, weights={"correct": 1.0, "near": 0.2})
+    by_weight = run(correct([MIXED] * 12), other, weights={"correct": 1.0, "near": 0.2})
     assert by_weight["pass"]["decided_by"] == "correct" and by_weight["pass"]["right"] == 36
 
 
 def test_without_a_claim_of_correctness_the_highest_total_is_right():
-    record = run(style([HALF] * 12), Given("penalty", [[0, -1] * 4] * 12, low=-1.0, high=0.0), weights={"style": 2, "penalty": 1})
+    record = run(style([MIXED] * 12), Given("penalty", [[0, -1] * 4] * 12, low=-1.0, high=0.0), weights={"style": 2, "penalty": 1})
     assert record["pass"]["right_when"] == "total reaches 2" and not record["pass"]["claims_correctness"]
     assert record["pass"]["right"] == 36
 
@@ -242,7 +242,7 @@ def test_without_a_declared_range_the_highest_score_seen_is_right_and_that_is_sa
 
 
 def test_an_unbounded_range_is_as_none_declared():
-    record = run(Given("adopted", [HALF] * 12, True, low=-np.inf, high=np.inf))
+    record = run(Given("adopted", [MIXED] * 12, True, low=-np.inf, high=np.inf))
     assert record["rewards"]["adopted"]["high"] == 1 and record["verdict"] == "go"
 
 
@@ -276,18 +276,18 @@ def test_zero_or_all_successes_get_a_bound_and_not_certainty():
 
 
 def test_correlation_is_taken_within_groups_and_has_no_value_for_a_constant():
-    level = [[i / 12 + x for x in HALF] for i in range(12)]  # rises from prompt to prompt, with correct inside each
+    level = [[i / 12 + x for x in MIXED] for i in range(12)]  # rises from prompt to prompt, with correct inside each
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = run(correct([HALF] * 12), Given("level", level), style([[0.1] * 8] * 12), Given("lost", [[None] * 8] * 12))
+        found = run(correct([MIXED] * 12), Given("level", level), style([[0.1] * 8] * 12), Given("lost", [[None] * 8] * 12))
     assert found["correlation"]["correct"]["level"] == pytest.approx(1.0)
     assert found["correlation"]["correct"]["style"] is None and found["correlation"]["style"]["style"] is None
     assert found["correlation"]["lost"]["correct"] is None
 
 
 def test_correlation_skips_what_is_none():
-    with_gaps = [[None if i == 2 else x for i, x in enumerate(HALF)]] * 12
-    assert run(correct([HALF] * 12), style(with_gaps))["correlation"]["correct"]["style"] > 0.9
+    with_gaps = [[None if i == 2 else x for i, x in enumerate(MIXED)]] * 12
+    assert run(correct([MIXED] * 12), style(with_gaps))["correlation"]["correct"]["style"] > 0.9
 
 
 def test_words_of_reconsidering_are_counted_once_a_completion_and_only_as_words():
@@ -300,18 +300,18 @@ def test_words_of_reconsidering_are_counted_once_a_completion_and_only_as_words(
 
 
 def test_speed_is_given_only_where_the_time_is_known():
-    assert run(correct([HALF] * 12), seconds=4.0)["completions_per_second"] == 24
-    assert "completions per second" not in facts_table(run(correct([HALF] * 12))).index
+    assert run(correct([MIXED] * 12), seconds=4.0)["completions_per_second"] == 24
+    assert "completions per second" not in facts_table(run(correct([MIXED] * 12))).index
 
 
 def test_tables_show_each_reward_and_the_total_and_the_facts_with_intervals():
-    record = run(correct([HALF] * 12), style([HALF] * 12), weights={"correct": 2.0}, text="Wait: 4")
+    record = run(correct([MIXED] * 12), style([MIXED] * 12), weights={"correct": 2.0}, text="Wait: 4")
     table = signal_table(record)
     assert table.index.tolist() == ["correct", "style", "total"] and table["weight"].tolist()[:2] == [2.0, 0.0]
     assert table.loc["total", "mean"] == 0.75 and table.loc["total", "share of groups without spread"] == 0
-    assert table.loc["total", "spread within groups"] == pytest.approx(2 * np.std(HALF, ddof=1))
+    assert table.loc["total", "spread within groups"] == pytest.approx(2 * np.std(MIXED, ddof=1))
     facts = facts_table(record)
-    assert facts.loc["pass@1, by correct", "value"] == "38 %" and facts.loc["pass@1, by correct", "95 % interval"]
+    assert facts.loc["pass@8, by correct", "value"] == "100 %" and facts.loc["pass@8, by correct", "95 % interval"] == "74 % to 100 %"
     assert facts.loc["with words of reconsidering", "value"] == "100 % (wait 96)"
 
 
@@ -338,7 +338,7 @@ def test_input_that_cannot_be_judged_is_refused_with_the_way_out(weights, groups
 
 def test_two_rewards_of_one_name_and_missing_rows_are_refused():
     with pytest.raises(ValueError, match="same name"):
-        run(correct([HALF] * 12), correct([HALF] * 12))
+        run(correct([MIXED] * 12), correct([MIXED] * 12))
     with pytest.raises(ValueError, match="2 groups for 1 rows"):
         preflight([correct([0] * 4)], {"correct": 1}, [{"prompt": "p"}], [[Sampled("4", 1, True)] * 2] * 2)
 
@@ -348,7 +348,7 @@ def test_two_rewards_of_one_name_and_missing_rows_are_refused():
 
 def test_the_figure_marks_groups_without_spread_and_labels_every_bar(tmp_path):
     broken = Given("broken_reward", [[1]])
-    record = run(correct([HALF] * 9 + [[0] * 8] * 3), broken, style([HALF] * 12), weights={"correct": 1.0, "broken_reward": 1.0})
+    record = run(correct([MIXED] * 9 + [[0] * 8] * 3), broken, style([MIXED] * 12), weights={"correct": 1.0, "broken_reward": 1.0})
     figure = plots.preflight_figure(record)
     left, middle, right = figure.axes
     crosses = next(line for line in left.lines if line.get_label() == "no spread")
@@ -363,7 +363,7 @@ def test_the_figure_marks_groups_without_spread_and_labels_every_bar(tmp_path):
 
 def test_the_figure_can_be_drawn_where_nothing_could_be_judged_or_nothing_differs():
     unjudged = plots.preflight_figure(run(correct([[None] * 8] * 12)))
-    assert unjudged.axes[2].get_title() or "No completion" in unjudged.axes[2].get_title(loc="left")
+    assert "No completion" in unjudged.axes[2].get_title(loc="left")
     assert len(plots.preflight_figure(run(correct([[0] * 2] * 16), groups=16, size=2)).axes) == 3
 
 

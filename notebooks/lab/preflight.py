@@ -252,7 +252,7 @@ def judge(record: dict[str, Any]) -> dict[str, Any]:
             found = [Finding("weak", finding.reason, (more, *finding.advice)) for finding in found]
         findings += found
     findings = findings or [Finding("go", headroom(record))]
-    findings.sort(key=lambda finding: ("no-go", "weak", "go").index(finding.verdict))
+    sorted(findings, key=lambda finding: ("no-go", "weak", "go").index(finding.verdict))
     return {
         "verdict": findings[0].verdict,
         "reasons": [finding.reason for finding in findings],
@@ -288,7 +288,7 @@ def about_right(record: dict[str, Any]) -> list[Finding]:
     if not at:
         advice = f"Compare the column that {name} reads with what it expects, and look at one gold answer."
         return [Finding("no-go", f"{name} is None on all {record['completions']} completions: nothing can be judged", (advice,))]
-    if at["1"]["estimate"] >= SOLVED:
+    if at["1"]["estimate"] >= SOLVED - SAME:
         return [solved(record, others if passed["claims_correctness"] else [])]
     if not passed["claims_correctness"]:
         return []  # a graded total can be climbed without anybody ever at its top
@@ -342,7 +342,7 @@ def about_signal(record: dict[str, Any]) -> list[Finding]:
     advice = ("Take a larger group (num_generations) or a higher temperature.", "Drop prompts that are always solved or never.")
     if record["pass"]["at"]:
         first = record["pass"]["at"]["1"]["estimate"]
-        advice = (HARDER,) if first >= SOLVED else FAILING if first <= 1 - SOLVED else advice
+        advice = (HARDER,) if first >= SOLVED - SAME else FAILING if first <= 1 - SOLVED else advice
     return [Finding("no-go" if share < NO_SIGNAL else "weak", reason, advice)]
 
 
