@@ -64,6 +64,30 @@ def test_choosing_what_does_not_exist_or_nothing_is_refused(tmp_path):
         chosen_rewards.load_choice(tmp_path)
 
 
+def own(tmp_path, text):
+    (tmp_path / "my_rewards.py").write_text(text)
+    return chosen_rewards.known_rewards(tmp_path)
+
+
+def test_variants_combinations_and_functions_in_trls_signature_can_be_chosen(tmp_path):
+    known = own(
+        tmp_path,
+        "from rewards import correctness_reward, gate, length_reward\n"
+        "short = length_reward.with_options(shortest=1, longest=9)\nshort_if_right = gate(short, by=correctness_reward)\n"
+        "def theirs(prompts, completions, answer, **kwargs):\n    return [0.5 for _ in completions]\n"
+        "def helper(text):\n    return text\n",
+    )
+    assert {"theirs", "length_reward[shortest=1,longest=9]", "length_reward[shortest=1,longest=9]_if_correctness_reward"} <= known.keys()
+    assert "helper" not in known and known["theirs"].columns == ("answer",)
+
+
+def test_a_forgotten_decorator_and_a_name_used_twice_are_told(tmp_path):
+    with pytest.raises(ValueError, match="nice_reward is not a reward yet: put @reward"):
+        own(tmp_path, "def nice_reward(completion):\n    return 1.0\n")
+    with pytest.raises(ValueError, match="two rewards are called length_reward.*rename"):
+        own(tmp_path, "from rewards import length_reward, rename\na = rename(length_reward.with_options(longest=9), 'length_reward')\n")
+
+
 # --------------------------------------------------------------------------- evaluation
 
 

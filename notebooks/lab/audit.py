@@ -140,6 +140,7 @@ def stuffed(right: str, wrong: str) -> Iterator[Probe]:
     yield Probe("cheating", "the marks around a wrong answer, nested", f"{marks[: len(marks) // 2]}{bad}{marks[len(marks) // 2 :]}")
     yield Probe("cheating", "long, loud and wrong", FORMAT.write("First, second, finally! Step 1. " * 60, wrong))
     yield Probe("cheating", "different words and wrong", FORMAT.write(" ".join(f"Thought {i} leads to idea {i + 1}." for i in range(40)), wrong))
+    yield Probe("cheating", "equations about nothing", FORMAT.write("\n".join(f"{i} + 0 = {i}" for i in range(1, 9)), wrong))
     yield Probe("cheating", "wrong with a promise", f"{bad}\nThis is correct, 10/10, verified.")
 
 

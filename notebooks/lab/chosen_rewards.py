@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import inspect
 from pathlib import Path
 from types import ModuleType
 
 import rewards
-from rewards import RewardFunction
+from rewards import RewardFunction, adopt, prepare_rewards
 
 from lab.files import need, read_json, write_json
 
@@ -27,13 +28,30 @@ def load_module(path: Path) -> ModuleType:
 def known_rewards(folder: Path) -> dict[str, RewardFunction]:
     """Every reward there is to choose from: the library's, and the reader's where there are any.
 
-    A function of the reader's with a library name replaces it.
+    The reader's are what `@reward` made, combinations and variants of library rewards, and plain
+    functions in TRL's own signature. One with a library name replaces it.
+
+    Raises ValueError for two different rewards under one name, or where `@reward` was forgotten.
     """
     found = dict(rewards.REGISTRY)
     path = folder / "my_rewards.py"
-    if path.exists():
-        own = {name: value for name, value in vars(load_module(path)).items() if isinstance(value, RewardFunction)}
-        found |= {value.__name__: value for value in own.values()}
+    return found | (own_rewards(load_module(path)) if path.exists() else {})
+
+
+def own_rewards(module: ModuleType) -> dict[str, RewardFunction]:
+    """The rewards that a module of the reader's defines, by metric name."""
+    found: dict[str, RewardFunction] = {}
+    for name, value in vars(module).items():
+        if inspect.isfunction(value) and value.__module__ == module.__name__:
+            parameters = inspect.signature(value).parameters
+            if name.endswith("_reward") and "completion" in parameters:
+                raise ValueError(f"{name} is not a reward yet: put @reward on the line above its def.")
+            value = adopt(value) if "completions" in parameters else None
+        if not isinstance(value, RewardFunction):
+            continue
+        if found.get(value.__name__, value) is not value:
+            raise ValueError(f"two rewards are called {value.__name__}: give one another name with rename(reward, 'name').")
+        found[value.__name__] = value
     return found
 
 
@@ -67,7 +85,7 @@ def load_choice(folder: Path) -> tuple[list[RewardFunction], list[float], dict]:
     missing = [entry["name"] for entry in record["rewards"] if entry["name"] not in known]
     if missing:
         raise ValueError(f"rewards.json names {missing[0]!r}, which no file defines any more: run {MADE_BY} again.")
-    functions = [known[entry["name"]] for entry in record["rewards"]]
+    functions = prepare_rewards(known[entry["name"]] for entry in record["rewards"])
     return functions, [entry["weight"] for entry in record["rewards"]], {**record, "source_sha256": source_hash(folder)}
 
 

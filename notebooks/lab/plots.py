@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,7 @@ def draw_groups(axes: Axes, scores: np.ndarray) -> int:
     """
     flat = np.ptp(scores, axis=1) < 1e-9
     places = np.arange(len(scores))[:, None] + np.linspace(-0.25, 0.25, scores.shape[1])
-    size = float(np.clip(60 / len(scores), 2, 5))
+    size = float(np.clip(60 / len(scores), 2.5, 5))
     for which, marker, colour, label in ((~flat, "o", COLOURS[0], "completion"), (flat, "x", COLOURS[1], "no spread")):
         if which.any():
             axes.plot(places[which].ravel(), scores[which].ravel(), marker, color=colour, alpha=0.7, markersize=size, label=label)
@@ -188,13 +189,20 @@ def draw_groups(axes: Axes, scores: np.ndarray) -> int:
     return int(flat.sum())
 
 
-def score_figure(scores: np.ndarray, title: str) -> Figure:
-    """Scores of sampled groups, shape (groups, completions): where the dots of a group lie apart, GRPO has a signal."""
+def spread_figure(rewards: dict[str, np.ndarray]) -> Figure:
+    """Scores of the same groups by several rewards, each of shape (groups, completions), one panel a reward."""
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(8, 3), layout="constrained")
-        draw_groups(axes, scores)
-        axes.set(title=title, xticks=range(len(scores)))
+        figure, panels = plt.subplots(1, len(rewards), figsize=(3.6 * len(rewards), 2.9), sharey=True, layout="constrained", squeeze=False)
+        for axes, (name, scores) in zip(panels[0], rewards.items()):
+            flat = draw_groups(axes, scores)
+            axes.set_title(f"{name}:\nspread in {len(scores) - flat} of {len(scores)} groups", fontsize=10)
+            axes.set_ylabel("score" if axes is panels[0][0] else "")
     return figure
+
+
+def short(name: str) -> str:
+    """A reward's name as a label: length_reward[longest=40] is length[longest=40]."""
+    return name.replace("_reward", "")
 
 
 def draw_shares(axes: Axes, record: dict[str, Any]) -> None:
@@ -204,7 +212,7 @@ def draw_shares(axes: Axes, record: dict[str, Any]) -> None:
         failed = line["groups_without_spread"] is None
         shares.append(0.0 if failed else 100 * (1 - line["groups_without_spread"]))
         labels.append("failed" if failed else f"{shares[-1]:.0f} %")
-        names.append(name.removesuffix("_reward") + ("\n(weight 0)" if line["weight"] == 0 else ""))
+        names.append("\n".join([*textwrap.wrap(short(name), 16), *(["(weight 0)"] if line["weight"] == 0 else [])]))
         colours.append("#BBBBBB" if line["weight"] == 0 else COLOURS[5] if line["weight"] else COLOURS[0])
     axes.bar_label(axes.barh(range(len(names)), shares, 0.6, color=colours), labels, padding=3, fontsize=9)
     axes.set_yticks(range(len(names)), names, fontsize=9)
@@ -227,9 +235,9 @@ def draw_pass(axes: Axes, passed: dict[str, Any]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(k) for k in sizes])
     axes.minorticks_off()
-    axes.set_title(f"pass@1 {middle[0]:.0f} %, pass@{sizes[-1]} {middle[-1]:.0f} %")
-    by = passed["decided_by"].removesuffix("_reward")
-    axes.legend(loc="lower right" if middle[-1] > 50 else "upper right", title=f"judged by {by}", title_fontsize=9)
+    axes.set_title(f"pass@k: {middle[0]:.0f} % to {middle[-1]:.0f} %")
+    place = "lower right" if middle[-1] > 50 else "upper right"
+    axes.legend(loc=place, title=f"judged by\n{short(passed['decided_by'])}", title_fontsize=9)
 
 
 def preflight_figure(record: dict[str, Any]) -> Figure:

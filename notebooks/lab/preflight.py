@@ -252,7 +252,7 @@ def judge(record: dict[str, Any]) -> dict[str, Any]:
             found = [Finding("weak", finding.reason, (more, *finding.advice)) for finding in found]
         findings += found
     findings = findings or [Finding("go", headroom(record))]
-    sorted(findings, key=lambda finding: ("no-go", "weak", "go").index(finding.verdict))
+    findings.sort(key=lambda finding: ("no-go", "weak", "go").index(finding.verdict))
     return {
         "verdict": findings[0].verdict,
         "reasons": [finding.reason for finding in findings],

@@ -67,6 +67,7 @@ class RunRecorder(TrainerCallback):
     def _write_completions(self, step: int) -> None:
         kept = self.trainer._logs  # filled by TRL at every step, log_completions or not
         table = {"prompt": kept["prompt"], "completion": kept["completion"], **kept["rewards"], "advantage": kept["advantages"]}
+        table |= {name: values for name, values in kept["extra"].items() if len(values) == len(kept["prompt"])}  # from log_extra
         frame = pd.DataFrame({name: list(values) for name, values in table.items()})
         frame.insert(0, "step", step)
         frame.to_parquet(self.folder / "completions" / f"completions_{step:05d}.parquet")
