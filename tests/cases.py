@@ -25,6 +25,14 @@ class Case:
         return REGISTRY[self.reward].score(self.completion, **self.columns)
 
     @property
+    def shown(self) -> str:
+        """What is worth reading of the completion: the answer where the rest is form, else its end."""
+        answer = self.completion.removeprefix(FORM[0]).removesuffix(FORM[1])
+        text = answer if len(answer) == len(self.completion) - len(FORM[0]) - len(FORM[1]) else self.completion
+        text = " ".join(text.split())
+        return text if len(text) < 70 else f"… {text[-60:]}"
+
+    @property
     def holds(self) -> bool:
         """Whether the score is what it must be."""
         score, expected = self.score, self.expected
@@ -35,6 +43,7 @@ class Case:
 
 
 FORMAT = TagFormat()  # the cases are written in the format that the project starts with
+FORM = tuple(FORMAT.write("Let me see.", "|").split("|"))  # what stands before and behind the answer of many cases
 GOOD = FORMAT.write("3 * 4 = 12", "12")
 FORMATS = [  # kind, what, completion, format_reward, soft_format_reward
     ("right", "the asked-for format", GOOD, 1, 1),

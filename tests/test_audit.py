@@ -197,6 +197,11 @@ def chat_only(prompts, completions, answer, **kwargs):
     return [1.0 if c[0]["content"].endswith(f"{a}\n</answer>") else 0.0 for c, a in zip(completions, answer)]
 
 
+def never_met(completions, **kwargs):
+    pattern = r"^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>\n$"
+    return [0.5 * bool(re.match(pattern, c if isinstance(c, str) else c[0]["content"])) for c in completions]
+
+
 @reward
 def picky(completion: str) -> float | None:
     return None if "<answer>" not in completion else 1.0
@@ -234,8 +239,8 @@ def trusting(completion: str, answer: str) -> float:
     "function, check",
     [
         (moody, "same scores the second time"), (grudging, "same scores the second time"),
-        (adopt(over_the_batch), "same score alone as in the batch"), (adopt(chat_only), "can be called at all"),
-        (picky, "None only by the row"), (slow, "1 MB of hostile text"), (brittle, "odd and empty texts"),
+        (adopt(over_the_batch), "same score alone as in the batch"), (adopt(chat_only), "same scores for chat messages and plain text"),
+        (adopt(never_met), "pays for something"), (picky, "None only by the row"), (slow, "1 MB of hostile text"), (brittle, "odd and empty texts"),
         (excited, "can be called at all"), (trusting, "no crash on a missing gold"),
         (adopt(lambda completions, **kwargs: [float("<think>" in str(c)) for c in completions], name="unfilled"), "what the prompt has begun"),
     ],

@@ -112,6 +112,24 @@ def test_02_wrote_the_choice_of_its_parameters_and_the_readers_module(road):
     assert "def worked_steps_reward" in (road / "my_rewards.py").read_text()
 
 
+def test_02_audited_the_set_and_wrote_the_preflight(road):
+    record = read(road / "preflight.json")
+    assert record["verdict"] in ("go", "weak") and record["completions"] == 12
+    assert record["rewards"]["correctness_reward"]["weight"] == 1.0 and record["rewards"]["worked_steps_reward"]["weight"] == 0.0
+    text = "".join(
+        "".join(output.get("text", "")) for cell in code_cells(road / "executed/02_design_rewards.ipynb") for output in cell.outputs
+    )
+    assert "the audit holds" in text and "'worked_steps_reward': 1.0}: fails" in text
+    assert re.search(r"59 of 59 cases score as they must", text) and "[None, None] failures: 2" in text
+
+
+@pytest.mark.parametrize("name", ROAD)
+def test_every_cell_that_makes_a_figure_shows_it(road, name):
+    for cell in code_cells(road / "executed" / f"{name}.ipynb"):
+        if "figure = plots." in cell.source:
+            assert any("image/png" in output.get("data", {}) for output in cell.outputs), cell.source
+
+
 def test_03_kept_the_whole_run(road):
     from safetensors.torch import load_file
 

@@ -165,7 +165,10 @@ class Trial:
     probes: list[Probe]
 
     def call(self, function: RewardFunction, completions: Sequence[Any] | None = None) -> list[float | None]:
+        """Scores as training would get them: chat messages where the prompt is a chat."""
         completions = [probe.completion for probe in self.probes] if completions is None else completions
+        if not isinstance(self.row["prompt"], str):
+            completions = as_chat(completions)
         columns = {name: [value] * len(completions) for name, value in self.row.items() if name != "prompt"}
         with contextlib.redirect_stdout(io.StringIO()):
             return function(prompts=[self.row["prompt"]] * len(completions), completions=completions, **columns)
@@ -209,23 +212,50 @@ def checks(function: RewardFunction, tried: Sequence[Trial]) -> Iterator[tuple[s
     base = trial.call(function)
     yield "gives a list of finite scores in its range", ""  # RewardFunction refuses anything else
     yield "scores a right answer", "None for the gold answer of your rows" if base[0] is None else ""
-    yield "same scores the second time", difference(base, trial.call(function), texts)
-    yield "same scores in another order", difference(base, trial.call(function, texts[::-1])[::-1], texts)
+    yield "pays for something", nothing_paid(function, tried)
+    held: dict[str, Callable[[], str]] = {
+        "same scores the second time": lambda: difference(base, trial.call(function), texts),
+        "same scores in another order": lambda: difference(base, trial.call(function, texts[::-1])[::-1], texts),
+        "same scores for chat messages and plain text": lambda: difference(base, other_form(trial).call(function, texts), texts),
+        "what the prompt has begun is put back": lambda: prefill_difference(function, trial),
+        "odd and empty texts get a score": lambda: trial.call(function, ["", *ODD_TEXTS]) and "",
+        "None only by the row, never by the completion": lambda: mixed_none(function, tried),
+        "1 MB of hostile text in under a second, in linear time": lambda: slowest(function, trial),
+    }
     if not function.groupwise:
-        alone = [trial.call(function, [text])[0] for text in texts]
-        yield "same score alone as in the batch", difference(base, alone, texts)
-    yield "same scores for chat messages and plain text", difference(base, trial.call(function, as_chat(texts)), texts)
-    yield "what the prompt has begun is put back", prefill_difference(function, trial)
-    yield "odd and empty texts get a score", attempt(lambda: trial.call(function, ["", *ODD_TEXTS, *as_chat(ODD_TEXTS)]))
-    mixed = [len({score is None for score in t.call(function)}) > 1 for t in tried]
-    yield "None only by the row, never by the completion", "a group has scores and None" if any(mixed) else ""
+        held["same score alone as in the batch"] = lambda: difference(
+            base, [trial.call(function, [text])[0] for text in texts], texts
+        )
     if "answer" in function.columns:
-        yield "no crash on a missing gold", attempt(lambda: Trial({**trial.row, "answer": None}, trial.probes).call(function))
-    yield "1 MB of hostile text in under a second, in linear time", slowest(function, trial)
+        held["no crash on a missing gold"] = lambda: Trial({**trial.row, "answer": None}, trial.probes).call(function) and ""
+    for what, check in held.items():
+        try:
+            yield what, check()
+        except RewardError as error:
+            yield what, str(error).splitlines()[0][:200]
 
 
-def as_chat(texts: Iterable[str]) -> list[list[dict[str, str]]]:
+def nothing_paid(function: RewardFunction, tried: Sequence[Trial]) -> str:
+    """A reward that gives its lowest score to everything, also to the asked-for format with the right answer."""
+    found = {score for trial in tried for score in trial.call(function) if score is not None}
+    constant = len(found) == 1 and function.low < function.high and found != {function.high}
+    return f"{found.pop():g} for every completion, also for right ones in the asked-for format" if constant else ""
+
+
+def as_chat(texts: Iterable[Any]) -> list[list[dict[str, str]]]:
     return [[{"role": "assistant", "content": text}] for text in texts]
+
+
+def other_form(trial: Trial) -> Trial:
+    """The same trial with a plain prompt where it was a chat, or a chat where it was plain."""
+    prompt = trial.row["prompt"]
+    other = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else str(prompt[-1]["content"])
+    return Trial({**trial.row, "prompt": other}, trial.probes)
+
+
+def mixed_none(function: RewardFunction, tried: Sequence[Trial]) -> str:
+    mixed = any(len({score is None for score in trial.call(function)}) > 1 for trial in tried)
+    return "some completions of a group have a score and others None" if mixed else ""
 
 
 def difference(expected: Sequence, found: Sequence, texts: Sequence[str]) -> str:
@@ -243,15 +273,7 @@ def prefill_difference(function: RewardFunction, trial: Trial) -> str:
     chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     begun = Trial({**trial.row, "prompt": [*chat, {"role": "assistant", "content": opening}]}, [])
     plain = Trial({**trial.row, "prompt": chat}, [])
-    return difference(plain.call(function, as_chat([whole])), begun.call(function, as_chat([whole.removeprefix(opening)])), [whole])
-
-
-def attempt(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except RewardError as error:
-        return str(error).splitlines()[0][:200]
-    return ""
+    return difference(plain.call(function, [whole]), begun.call(function, [whole.removeprefix(opening)]), [whole])
 
 
 def slowest(function: RewardFunction, trial: Trial) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,15 @@ STYLE = {
     "figure.dpi": 100,
 }
 Row = dict[str, Any]
+
+
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    """The style for a figure's making, and matplotlib as it was afterwards."""
+    # loads the backend now: Jupyter's turns interactive mode on while it loads, and leaving the context would undo that
+    plt.draw_if_interactive()
+    with plt.rc_context(STYLE):
+        yield
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -131,7 +142,7 @@ PANELS = {
 
 def live_figure(log: pd.DataFrame) -> Figure:
     """What a person watches while training: total reward and each reward."""
-    with plt.rc_context(STYLE):
+    with styled():
         figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
         draw_total(axes[0], log)
         draw_each(axes[1], log)
@@ -140,7 +151,7 @@ def live_figure(log: pd.DataFrame) -> Figure:
 
 def training_figure(log: pd.DataFrame, title: str = "") -> Figure:
     """All panels of a run on one sheet."""
-    with plt.rc_context(STYLE):
+    with styled():
         figure, axes = plt.subplots(3, 2, figsize=(9, 9.5), layout="constrained")
         for draw, place in zip(PANELS.values(), axes.flat, strict=True):
             draw(place, log)
@@ -150,7 +161,7 @@ def training_figure(log: pd.DataFrame, title: str = "") -> Figure:
 
 
 def one_panel(name: str, log: pd.DataFrame) -> Figure:
-    with plt.rc_context(STYLE):
+    with styled():
         figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
         PANELS[name](axes, log)
     return figure
@@ -159,7 +170,7 @@ def one_panel(name: str, log: pd.DataFrame) -> Figure:
 def token_histogram(prompts_by_tokens: dict[int, int], limit: int) -> Figure:
     """How many prompts have each length in tokens, with the limit that follows from them."""
     lengths = np.repeat(list(prompts_by_tokens), list(prompts_by_tokens.values()))
-    with plt.rc_context(STYLE):
+    with styled():
         figure, axes = plt.subplots(figsize=(6.5, 3), layout="constrained")
         axes.hist(lengths, bins=min(40, len(prompts_by_tokens)))
         axes.axvline(limit, color=COLOURS[1], linestyle="--", label=f"limit: {limit} tokens")
@@ -191,8 +202,9 @@ def draw_groups(axes: Axes, scores: np.ndarray) -> int:
 
 def spread_figure(rewards: dict[str, np.ndarray]) -> Figure:
     """Scores of the same groups by several rewards, each of shape (groups, completions), one panel a reward."""
-    with plt.rc_context(STYLE):
-        figure, panels = plt.subplots(1, len(rewards), figsize=(3.6 * len(rewards), 2.9), sharey=True, layout="constrained", squeeze=False)
+    with styled():
+        size = (3.6 * len(rewards), 2.9)
+        figure, panels = plt.subplots(1, len(rewards), figsize=size, sharey=True, layout="constrained", squeeze=False)
         for axes, (name, scores) in zip(panels[0], rewards.items()):
             flat = draw_groups(axes, scores)
             axes.set_title(f"{name}:\nspread in {len(scores) - flat} of {len(scores)} groups", fontsize=10)
@@ -242,7 +254,7 @@ def draw_pass(axes: Axes, passed: dict[str, Any]) -> None:
 
 def preflight_figure(record: dict[str, Any]) -> Figure:
     """A preflight's record in three panels: totals by group, share of groups with signal, pass@k."""
-    with plt.rc_context(STYLE):
+    with styled():
         figure, (left, middle, right) = plt.subplots(1, 3, figsize=(10, 3.5), width_ratios=(1.3, 1, 1), layout="constrained")
         flat = draw_groups(left, np.array(record["totals"]))
         left.set_title(f"{flat} of {record['groups']} groups without spread")
@@ -261,7 +273,7 @@ MEASURES = {"format": "strict\nformat", "correct": "correct,\nanswer block", "ri
 
 def before_after_figure(evaluation: dict[str, Any]) -> Figure:
     """Base and merged on held-out prompts, greedy and at temperature 1, and the paired greedy differences."""
-    with plt.rc_context(STYLE):
+    with styled():
         figure, (*bars, right) = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
         for axes, kind in zip(bars, ("greedy", "temperature 1")):
             for offset, (model, colour) in zip((-0.2, 0.2), (("base", "#888888"), ("merged", COLOURS[0]))):
