@@ -49,12 +49,20 @@ def test_two_steps_and_a_merge(kind, tokenizer, tmp_path):
         "from rewards import reward\n\n\n@reward\ndef letters_reward(completion: str) -> float:\n"
         '    return sum(char in "aeiou" for char in completion) / (1 + len(completion))\n'
     )
-    chosen_rewards.save_choice(folder, {"letters_reward": 1.0, "correctness_reward": 1.0})
+    # and a group-wise reward, a variant under its own metric name, and one that adds columns to the run's table
+    (folder / "my_rewards.py").open("a").write("\n\nfrom rewards import length_reward\n\nshort = length_reward.with_options(longest=9)\n")
+    short = "length_reward[longest=9]"
+    chosen_rewards.save_choice(
+        folder, {"letters_reward": 1.0, "correctness_reward": 1.0, "diversity_reward": 0.1, short: 0.1, "debug_reward": 1.0}
+    )
     smoke = {"MODEL": model, "MAX_STEPS": 2, "PROMPTS_PER_STEP": 2, "NUM_GENERATIONS": 4, "MAX_COMPLETION_TOKENS": 16, "LEARNING_RATE": 1e-2}
     last = ("03_train_grpo", "05_merge_and_export")
     run.run(last, folder, {last[0]: smoke, last[1]: {"N_EVALUATE": 4}})
 
-    assert len(pd.read_parquet(folder / "run/completions/completions_00002.parquet")) == 8
+    table = pd.read_parquet(folder / "run/completions/completions_00002.parquet")
+    assert len(table) == 8 and {short, "diversity_reward", "extracted_answer", "strict_format"} <= set(table.columns)
+    log = [json.loads(line) for line in (folder / "run/log.jsonl").read_text().splitlines()]
+    assert f"rewards/{short}/mean" in log[0] and log[0]["rewards/debug_reward/mean"] == 0
     proof = json.loads((folder / "merge_proof.json").read_text())
     assert proof["weights"]["changed"] > 0
     assert proof["adapter_against_merged"]["max_probability"] < 0.1

@@ -726,18 +726,26 @@ def test_extract_code_takes_the_last_block_or_bare_code():
     assert extract_code("Sure, I can help.") is None
 
 
-def test_every_gold_of_real_gsm8k_is_a_number_and_scores_one():
-    import json
+def perturbed(gold: str, value: Fraction) -> list[str]:
+    """Answers near a gold that are all wrong."""
+    wrong = [str(value + 1), str(value - 1), f"{value}1", f"{float(value) + 0.5:g}" if value < 10**5 else str(value + 2), f"about {gold}",
+             f"{gold} or {value + 1}", f"{value - 1}-{value + 1}", f"{gold}, {value + 1}", f"{gold}?", f"at least {gold}", f"{gold}e999"]  # fmt: skip
+    return wrong if value == 0 else [*wrong, str(value * 10), str(-value), f"{gold} million", f"{value}²" if abs(value) != 1 else "2"]
 
-    from lab.files import ROOT
+
+def test_every_gold_of_real_gsm8k_is_a_number_and_scores_one_and_every_perturbed_one_zero():
+    import json
 
     path = ROOT.parent / "shared" / "data" / "gsm8k" / "train.jsonl"
     if not path.exists():
         pytest.skip("GSM8K is not part of the project, and it is not beside this checkout")
-    golds = [extract_gsm8k_answer(json.loads(line)["answer"]) for line in path.open(encoding="utf-8")]
-    assert len(golds) == 7473
-    for gold in golds:
+    solutions = [json.loads(line)["answer"] for line in path.open(encoding="utf-8")]
+    assert len(solutions) == 7473
+    for solution in solutions:
+        gold = extract_gsm8k_answer(solution)
         value = extract_number(gold)
         assert value is not None, gold
-        assert correctness_reward.score(FORMAT.write("Let me see.", gold), answer=gold) == 1.0
-        assert correctness_reward.score(FORMAT.write("Let me see.", str(value + 1)), answer=gold) == 0.0
+        wrong = [text for text in perturbed(gold, value) if text != "0e999"]
+        texts = [FORMAT.write("Let me see.", text) for text in (gold, f"${gold}", f"**{gold}**.", f"{gold} apples", *wrong)]
+        scores = correctness_reward(prompts=["?"] * len(texts), completions=texts, answer=[solution] * len(texts))
+        assert scores == [1.0] * 4 + [0.0] * len(wrong), list(zip(texts, scores))
