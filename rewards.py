@@ -41,6 +41,7 @@ import itertools
 import json
 import logging
 import math
+import numbers
 import os
 import queue
 import re
@@ -52,6 +53,7 @@ import threading
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -196,7 +198,10 @@ class TagFormat(Format):
         return [
             first >= 0 and not completion[:first].strip() and has_words(reasoning) and (second < 0 or first < second),
             0 <= first < second and has_words(reasoning),
-            third > second and (second < 0 or 0 <= first < second) and is_visible(answer) and (last < 0 or third < last),
+            third > second
+            and (second < 0 or 0 <= first < second)
+            and is_visible(answer)
+            and (last < 0 or third < last),
             0 <= third < last and is_visible(answer) and completion.rstrip().endswith(self.tags[3]),
         ]
 
@@ -210,7 +215,12 @@ class MarkedFormat(Format):
 
     def split(self, completion: str) -> tuple[str, str] | None:
         found = self.find(completion)
-        if found is None or found[2].strip(CLOSERS) or not has_words(completion[: found[0]]) or not is_visible(found[1]):
+        if (
+            found is None
+            or found[2].strip(CLOSERS)
+            or not has_words(completion[: found[0]])
+            or not is_visible(found[1])
+        ):
             return None
         return completion[: found[0]].strip(), found[1]
 
@@ -391,7 +401,9 @@ class RewardFunction:
         needed = {n for n, p in parameters.items() if p.default is p.empty and n not in self.options}
         self.columns = tuple(n for n in parameters if n in needed and n not in NOT_COLUMNS)
         self.claims_correctness = "answer" in self.columns if claims_correctness is None else claims_correctness
-        self.optional = {n: p.default for n, p in parameters.items() if n not in needed | NOT_COLUMNS and n not in self.options}
+        self.optional = {
+            n: p.default for n, p in parameters.items() if n not in needed | NOT_COLUMNS and n not in self.options
+        }
 
     def _parameters(self) -> dict[str, inspect.Parameter]:
         parameters = inspect.signature(self.function).parameters
@@ -410,7 +422,9 @@ class RewardFunction:
         return dict(parameters)
 
     def __repr__(self) -> str:
-        return f"<reward {self.__name__} in [{self.low:g}, {self.high:g}], columns: {', '.join(self.columns) or 'none'}>"
+        return (
+            f"<reward {self.__name__} in [{self.low:g}, {self.high:g}], columns: {', '.join(self.columns) or 'none'}>"
+        )
 
     @property
     def purpose(self) -> str:
@@ -475,7 +489,9 @@ class RewardFunction:
         return min(self.high, max(self.low, number))
 
     def _broken(self, error: Exception, text: str) -> RewardError:
-        return RewardError(f"{self.__name__} raised {type(error).__name__}: {error}\non the completion {shortened(text)}")
+        return RewardError(
+            f"{self.__name__} raised {type(error).__name__}: {error}\non the completion {shortened(text)}"
+        )
 
     # ------------------------------------------------------------- scoring
 
@@ -690,7 +706,9 @@ class AdoptedFunction(RewardFunction):
             raise TypeError(f"{self.__name__} is not in TRL's signature: it needs a parameter 'completions'")
         self.groupwise, self._names = False, ()
         bound = set(self.function.keywords) if isinstance(self.function, functools.partial) else set()
-        return {n: p for n, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and n not in bound}
+        return {
+            n: p for n, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and n not in bound
+        }
 
     def _copy(self, **changes: Any) -> RewardFunction:
         return super()._copy(**{"prefill": self.prefill, **changes})
@@ -698,11 +716,20 @@ class AdoptedFunction(RewardFunction):
     def score(self, completion: str | Sequence[dict[str, Any]], prompt: Any = None, **columns: Any) -> float | None:
         """As `RewardFunction.score`; a text is given as a chat message, as in training, unless its prompt is a text too."""
         if isinstance(completion, str) and not isinstance(prompt, str):
-            completion, prompt = [{"role": "assistant", "content": completion}], prompt or [{"role": "user", "content": ""}]
+            completion, prompt = (
+                [{"role": "assistant", "content": completion}],
+                prompt or [{"role": "user", "content": ""}],
+            )
         return super().score(completion, prompt, **columns)
 
     def values(self, batch: Batch) -> list:
-        given = {"prompts": batch.prompts, "completions": batch.completions, **batch.columns, **batch.from_trl, **self.options}
+        given = {
+            "prompts": batch.prompts,
+            "completions": batch.completions,
+            **batch.columns,
+            **batch.from_trl,
+            **self.options,
+        }
         given.setdefault("completion_ids", [[] for _ in batch.texts])
         if self.prefill:
             given["completions"] = [
@@ -710,7 +737,9 @@ class AdoptedFunction(RewardFunction):
                 for text, c in zip(batch.texts, batch.completions)
             ]
         if not self.takes_all:
-            given = {name: value for name, value in given.items() if name in inspect.signature(self.function).parameters}
+            given = {
+                name: value for name, value in given.items() if name in inspect.signature(self.function).parameters
+            }
         try:
             found = self.function(**given)
             if inspect.isawaitable(found):
@@ -799,7 +828,9 @@ class CombinedReward(RewardFunction):
         self.function = self.__wrapped__ = first.function
         self.__module__, self.groupwise = first.__module__, any(part.groupwise for part in parts)
         self.columns = tuple(dict.fromkeys(name for part in parts for name in part.columns))
-        self.optional = {name: default for part in parts for name, default in part.optional.items() if name not in self.columns}
+        self.optional = {
+            name: default for part in parts for name, default in part.optional.items() if name not in self.columns
+        }
         self._names = tuple(dict.fromkeys(name for part in parts for name in part._names))
 
     def _copy(self, **changes: Any) -> RewardFunction:
@@ -831,7 +862,10 @@ def gate(function: RewardFunction, by: RewardFunction, at_least: float = 1.0) ->
 
     function, by = adopt(function), adopt(by)
     low = 0.0 if math.isinf(function.low) else function.low
-    name, doc = f"{function.__name__}_if_{by.__name__}", f"{function.purpose} Only where {by.__name__} is at least {at_least:g}."
+    name, doc = (
+        f"{function.__name__}_if_{by.__name__}",
+        f"{function.purpose} Only where {by.__name__} is at least {at_least:g}.",
+    )
     return CombinedReward([function, by], combine, low=function.low, high=function.high, name=name, doc=doc)
 
 
@@ -849,7 +883,9 @@ def rescale(function: RewardFunction, low: float = 0.0, high: float = 1.0) -> Re
     function = adopt(function)
     width = function.high - function.low
     if not math.isfinite(width) or not width:
-        raise ValueError(f"{function.__name__} declares no finite range to rescale: give it one, adopt(f, low=…, high=…)")
+        raise ValueError(
+            f"{function.__name__} declares no finite range to rescale: give it one, adopt(f, low=…, high=…)"
+        )
 
     def mapped(score: Any) -> Any:
         if score is None or isinstance(score, Exception):
@@ -964,7 +1000,8 @@ NUMBER = re.compile(
         (?:\s?/\s?(?P<denominator>\d{{1,3}}(?:,\d{{3}})+|\d+))?
         (?:[\s-]?(?P<size>hundred|thousand|million|billion|trillion)s?)?
         (?P<unit>\s?[%¢°]|\s?{CURRENCY}|\s?°?[a-zµ]+(?:\^?[23])?|\s?[a-zµ]+/[a-zµ]+(?:\^?[23])?|\s(?:square|cubic)\s[a-z]+
-        |\s[a-z]+\s(?:per|an|a)\s[a-z]+|\s(?:us\sdollars|per\scent|degrees\s(?:celsius|fahrenheit)))?""",
+        |\s[a-z]+\s(?:per|an|a)\s[a-z]+|\sper\s[a-z]+|\s?/\s?[a-z]+|\s(?:us\sdollars|degrees\s(?:celsius|fahrenheit)))?
+        (?:\sin\stotal|\sin\sall|\saltogether)?""",
     re.VERBOSE,
 )
 PLAIN_INTEGER = re.compile(r"-?\d{1,300}", re.ASCII)
@@ -979,7 +1016,7 @@ NOT_UNITS = frozenset(
     "supposedly apparently seemingly likely unlikely hopefully somewhat something estimate estimated average odd "
     "unsure uncertain guess think hmm wrong incorrect correct right ok okay yes unknown none no not never n/a false true "
     "either or and nor but to until till than then through versus vs with otherwise also else another again wait "
-    "actually sorry instead rather between more less fewer few most least minimum maximum max min some any etc "
+    "actually sorry instead rather between more less fewer few most least minimum maximum max some any etc nope nah "
     "above below over under up down short lower higher too if is was are be".split()
 )
 # Spellings of units that a task may well confuse. Two known units that differ make two answers differ.
@@ -1047,7 +1084,7 @@ def number_and_unit(text: str) -> tuple[Fraction, str] | None:
     value = value_of(match)
     if value is None:
         return None
-    unit = unit or match["currency"]
+    unit = match["currency"] or unit
     return (-value if "-" in (match["sign"], match["inner"]) else value), UNITS.get(unit, unit)
 
 
@@ -1066,13 +1103,17 @@ def undress_number(text: str) -> str | None:
         return None  # superscripts and circled digits, which NFKC would glue to the digits beside them; millions
     text = unicodedata.normalize("NFKC", text).casefold()
     text = text.replace("−", "-").replace("–", "-").strip(DRESSING).removesuffix(".").strip(DRESSING)
-    return text if text.isprintable() else None
+    return " ".join(text.split()) if text.replace("\n", " ").isprintable() else None
 
 
 def vulgar_fraction(char: str) -> str:
     """½ as " 1/2"; any other character as it is."""
     parts = unicodedata.decomposition(char).split() if char > "~" else ()
-    return " " + "".join(chr(int(p, 16)) for p in parts[1:]).replace("⁄", "/") if parts and parts[0] == "<fraction>" else char
+    return (
+        " " + "".join(chr(int(p, 16)) for p in parts[1:]).replace("⁄", "/")
+        if parts and parts[0] == "<fraction>"
+        else char
+    )
 
 
 def value_of(match: re.Match) -> Fraction | None:
@@ -1146,10 +1187,10 @@ def plain_text(text: str) -> str:
 def gold_text(gold: Any) -> str | None:
     """The gold answer as text, a GSM8K solution's after its `####`; None where there is none to compare with.
 
-    >>> gold_text("48 + 24 = 72\\n#### 72"), gold_text(7.0), gold_text(" "), gold_text(float("nan"))
-    ('72', '7.0', None, None)
+    >>> gold_text("48 + 24 = 72\\n#### 72"), gold_text(7.0), gold_text(" "), gold_text(float("nan")), gold_text([7])
+    ('72', '7.0', None, None, None)
     """
-    if gold is None or (isinstance(gold, float) and not math.isfinite(gold)):
+    if not isinstance(gold, (str, numbers.Number, Decimal)) or gold != gold or gold in (math.inf, -math.inf):
         return None
     text = str(gold)
     if "####" in text:
@@ -1308,9 +1349,7 @@ MATH_WORDS = frozenset(
     "times div left right boxed text mathrm mathbf begin end pmatrix bmatrix matrix cup cap in mathbb le ge leq geq lt gt "
     "neq pm alpha beta gamma delta theta lambda mu sigma phi omega circ degree binom sum prod int lim to emptyset quad".split()
 )
-JUDGEMENTS = re.compile(
-    r"[=<>≤≥≠≈~|;:?,∈∪±]|\\(?:pm|le|ge|leq|geq|neq|lt|gt|approx|sim|cup|in|vee|lor|wedge)(?![a-z])"
-)
+JUDGEMENTS = re.compile(r"[=<>≤≥≠≈~|;:?,∈∪±]|\\(?:pm|le|ge|leq|geq|neq|lt|gt|approx|sim|cup|in|vee|lor|wedge)(?![a-z])")
 UNDONE = re.compile(r"[\d\s.,(){}+\-−*×·/÷^]+", re.ASCII)
 LONGEST_EXPRESSION = 400  # characters
 
@@ -1476,7 +1515,9 @@ def numeric_closeness_reward(completion: str, answer: Any, within: float = 0.5) 
     return 0.5 * float(1 - error) if error < 1 else 0.0
 
 
-CHOICE = re.compile(r"(?:(?:the )?(?:correct )?(?:answer|option|choice)(?: is)?:? )?\(?([a-z])\)?(?:[.):]|$)\s*(.*)", re.DOTALL)
+CHOICE = re.compile(
+    r"(?:(?:the )?(?:correct )?(?:answer|option|choice)(?: is)?:? )?\(?([a-z])\)?(?:[.):]|$)\s*(.*)", re.DOTALL
+)
 
 
 @register
@@ -1602,7 +1643,9 @@ def json_reward(completion: str, schema: Any) -> float | None:
     text = final_text(completion)
     fenced = FENCE.fullmatch(text)
     try:
-        value = json.loads(fenced[1] if fenced else text, parse_constant=refuse_constant, object_pairs_hook=refuse_doubles)
+        value = json.loads(
+            fenced[1] if fenced else text, parse_constant=refuse_constant, object_pairs_hook=refuse_doubles
+        )
         return round(PARSED + (1 - PARSED) * schema_share(validator, value), 9)
     except (ValueError, RecursionError):
         return 0.0
@@ -1634,7 +1677,11 @@ def refuse_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 NOT_DEMANDS = {"properties", "required", "then", "else", "$schema", "$id", "$defs", "definitions", "title", "description",
                "default", "examples", "$comment"}  # fmt: skip
-TOGETHER = {"if": ("then", "else"), "contains": ("minContains", "maxContains"), "additionalProperties": ("patternProperties",)}
+TOGETHER = {
+    "if": ("then", "else"),
+    "contains": ("minContains", "maxContains"),
+    "additionalProperties": ("patternProperties",),
+}
 
 
 def schema_share(validator: Any, value: Any) -> float:
@@ -1795,7 +1842,9 @@ def count_tokens(completion: str, completion_ids: Sequence[int] | None) -> int:
 
 @register
 @reward
-def length_reward(completion: str, completion_ids: Sequence[int] | None = None, shortest: int = 20, longest: int = 200) -> float:
+def length_reward(
+    completion: str, completion_ids: Sequence[int] | None = None, shortest: int = 20, longest: int = 200
+) -> float:
     """Whether the completion's length lies in a band, in tokens.
 
     Returns 1 from `shortest` to `longest`, falling linearly to 0 at no tokens and at twice `longest`.
@@ -1852,7 +1901,9 @@ def soft_overlong_reward(
     return min(1.0, max(0.0, 1 - over / buffer_tokens))
 
 
-WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w{1,20}")  # a character of Chinese or Japanese, else (a part of) a word
+WORD = re.compile(
+    r"[\u3040-\u30ff\u3400-\u9fff]|\w{1,20}"
+)  # a character of Chinese or Japanese, else (a part of) a word
 
 
 MOST_WORDS = 50_000  # more than any completion has; what lies beyond is not looked at, so that time stays bounded
@@ -1883,7 +1934,8 @@ def repetition_reward(completion: str, n: int = 3) -> float:
 
 
 STEP_MARK = re.compile(
-    r"\s*(?:step\s*\d+|\d{1,3}(?=[.:)])|(?:first|second|third|final)(?:ly)?\b|next\b|then\b|[-*•])\s*[.:),]*\s*", re.IGNORECASE
+    r"\s*(?:step\s*\d+|\d{1,3}(?=[.:)])|(?:first|second|third|final)(?:ly)?\b|next\b|then\b|[-*•])\s*[.:),]*\s*",
+    re.IGNORECASE,
 )
 SENTENCE_END = re.compile(r"\n|(?<=[.!?])\s")
 
@@ -2063,7 +2115,10 @@ class Judge:
             self.calls += 1
             try:
                 reply = await self._client.chat.completions.create(
-                    model=self.model, messages=self.messages(question, answer, reference), temperature=0.0, max_tokens=64
+                    model=self.model,
+                    messages=self.messages(question, answer, reference),
+                    temperature=0.0,
+                    max_tokens=64,
                 )
             except openai.APIStatusError as error:
                 if error.status_code in RETRIED or error.status_code >= 500 or error.status_code == 400:
@@ -2072,9 +2127,13 @@ class Judge:
                     f"the judge refuses: {error.status_code} {shortened(error.message, 200)}; check model, base_url and key"
                 ) from error
             except openai.APIConnectionError as error:  # a timeout is one too
-                raise RewardFailure(f"the judge at {self.base_url or 'the default address'} cannot be reached: {error}") from error
+                raise RewardFailure(
+                    f"the judge at {self.base_url or 'the default address'} cannot be reached: {error}"
+                ) from error
             if reply.usage:
-                self.cost += (reply.usage.prompt_tokens * self.price_in + reply.usage.completion_tokens * self.price_out) / 1e6
+                self.cost += (
+                    reply.usage.prompt_tokens * self.price_in + reply.usage.completion_tokens * self.price_out
+                ) / 1e6
         grade = read_grade(reply.choices[0].message.content if reply.choices else None)
         self._keep(key, grade)
         return grade
@@ -2141,7 +2200,9 @@ def question_text(prompt: str | Sequence[dict[str, Any]]) -> str:
     """The prompt itself, or its last user message."""
     if isinstance(prompt, str):
         return prompt
-    return message_text(next((message.get("content") for message in reversed(prompt) if message.get("role") == "user"), ""))
+    return message_text(
+        next((message.get("content") for message in reversed(prompt) if message.get("role") == "user"), "")
+    )
 
 
 # --------------------------------------------------------------------------- looking
@@ -2161,7 +2222,9 @@ def debug_reward(
     log_extra("strict_format", [split_completion(text) is not None for text in completions])
     step = getattr(trainer_state, "global_step", 0)
     if step % every == 0:
-        print(f"--- step {step}, gold {answer!r}, extracted {extract_answer(completions[0])!r}:\n{completions[0][:1000]}")
+        print(
+            f"--- step {step}, gold {answer!r}, extracted {extract_answer(completions[0])!r}:\n{completions[0][:1000]}"
+        )
     return [0.0] * len(completions)
 
 

@@ -69,7 +69,10 @@ def test_a_reward_added_to_the_registry_is_audited_with_no_further_work(monkeypa
     def anywhere_reward(completion: str, answer: str) -> float:
         return float(answer in completion)
 
-    assert audit(rewards.REGISTRY.values(), ROWS[:1]).summary["verdict"].to_dict() == {"format_reward": "holds", "anywhere_reward": "fails"}
+    assert audit(rewards.REGISTRY.values(), ROWS[:1]).summary["verdict"].to_dict() == {
+        "format_reward": "holds",
+        "anywhere_reward": "fails",
+    }
 
 
 @pytest.mark.parametrize("other", [TagFormat("reasoning", "answer"), BoxedFormat(), HashFormat()], ids=repr)
@@ -103,7 +106,9 @@ def test_the_corpus_is_built_from_the_readers_own_rows():
     assert all(row["question"] in texts and row["answer"] in texts for row in ROWS)
 
 
-@pytest.mark.parametrize("text, other", [("Paris", "Qaris"), ("B", "C"), ("z9", "a9"), ("9", "0"), ("!", "!x"), ('{"a": 1}', '{"b": 1}')])
+@pytest.mark.parametrize(
+    "text, other", [("Paris", "Qaris"), ("B", "C"), ("z9", "a9"), ("9", "0"), ("!", "!x"), ('{"a": 1}', '{"b": 1}')]
+)
 def test_a_near_miss_differs_in_one_place(text, other):
     assert changed(text) == other
 
@@ -209,7 +214,9 @@ def picky(completion: str) -> float | None:
 
 @reward
 def quadratic(completion: str) -> float:
-    return float(bool(re.search(r"(?:x+x+)+y$|<think>.*<think>.*<answer>.*</answer>.*!$", completion[:40_000], re.DOTALL)))
+    return float(
+        bool(re.search(r"(?:x+x+)+y$|<think>.*<think>.*<answer>.*</answer>.*!$", completion[:40_000], re.DOTALL))
+    )
 
 
 @reward

@@ -11,12 +11,19 @@ from rewards import FORMAT, Judge, RewardError, RewardFailure, cached, judge_rew
 
 
 def judge(server, **settings):
-    return judge_reward.with_options(judge=Judge(**{"model": "fake", "base_url": server.url, "max_retries": 0, **settings}))
+    return judge_reward.with_options(
+        judge=Judge(**{"model": "fake", "base_url": server.url, "max_retries": 0, **settings})
+    )
 
 
 def call(function, answers, gold="12", **columns):
     n = len(answers)
-    return function(prompts=["3 * 4?"] * n, completions=[FORMAT.write("private thoughts", a) for a in answers], answer=[gold] * n, **columns)
+    return function(
+        prompts=["3 * 4?"] * n,
+        completions=[FORMAT.write("private thoughts", a) for a in answers],
+        answer=[gold] * n,
+        **columns,
+    )
 
 
 def test_grades_become_scores_and_only_the_answer_is_shown(fake_judge):
@@ -35,7 +42,9 @@ def test_a_429_and_a_503_are_tried_again_with_growing_pauses(fake_judge):
 
 
 def test_a_judge_that_is_down_is_neutral_within_the_group_counted_and_logged(fake_judge, caplog):
-    fake_judge.script = [lambda asked: 500 if '"13"' in asked["messages"][1]["content"] else fake_judge.reply(asked)] * 4
+    fake_judge.script = [
+        lambda asked: 500 if '"13"' in asked["messages"][1]["content"] else fake_judge.reply(asked)
+    ] * 4
     function, metrics = judge(fake_judge), {}
     with caplog.at_level(logging.WARNING, logger="rewards"):
         scores = call(function, ["12", "12.", "13", "14"], log_metric=lambda name, value: metrics.update({name: value}))
@@ -47,7 +56,9 @@ def test_a_judge_that_is_down_is_neutral_within_the_group_counted_and_logged(fak
 
 
 def test_a_judge_that_cannot_be_reached_leaves_every_group_without_a_push():
-    function = judge_reward.with_options(judge=Judge(model="m", base_url="http://127.0.0.1:9/v1", max_retries=0, timeout=2))
+    function = judge_reward.with_options(
+        judge=Judge(model="m", base_url="http://127.0.0.1:9/v1", max_retries=0, timeout=2)
+    )
     assert call(function, ["12", "13"]) == [None, None]
     assert function.failures == 2
     with pytest.raises(RewardFailure, match="cannot be reached"):

@@ -659,6 +659,12 @@ def test_debug_reward_changes_nothing_and_shows_what_is_extracted(capsys):
     assert "gold '12', extracted '12'" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("gold", [None, float("nan"), float("inf"), "", " ", "\u200b", [12], {"a": 12}, b"12", "text without\n####"])
+def test_a_gold_that_is_missing_or_unusable_is_none_and_never_a_zero(gold):
+    for function in (correctness_reward, math_reward, cosine_length_reward, rewards.numeric_closeness_reward, rewards.bleu_reward):
+        assert function.score(FORMAT.write("a", "12"), answer=gold) is None, function
+
+
 @pytest.mark.parametrize(
     "one, other, same",
     [("3 hours", "3 minutes", False), ("1 cent", "$1", False), ("€12", "$12", False), ("12%", "$12", False), ("12 km", "12 kilometers", True),
@@ -684,7 +690,8 @@ def test_same_answer(one, other, same):
         ("5 millions", 5_000_000), ("5 million", 5_000_000),
         ("2.5 billion dollars", 2_500_000_000), ("½", Fraction(1, 2)), ("1½", Fraction(3, 2)),
         ("2 1/2", Fraction(5, 2)), ("US$12", 12), ("₹12", 12), ("12 cm^2", 12), ("\\$12", 12), ("12\\%", 12),
-        ("\\(12\\)", 12), ("\\boxed{12}", 12), ("1{,}200", 1200), ("\\frac{3}{4}", Fraction(3, 4)),
+        ("\\(12\\)", 12), ("\\boxed{12}", 12), ("1{,}200", 1200), ("10mins", 10), ("$18 per day", 18), ("$18/day", 18), ("72 clips in total", 72),
+        ("12 \\text{ apples}", 12), ("12\napples", 12), ("12 nope", None), ("12 max", None), ("12\n13", None), ("\\frac{3}{4}", Fraction(3, 4)),
         ("1.2 × 10^3", 1200), ("x = 12", 12), ("12 apples left", None), ("twelve", None), ("~12", None), ("12?", None),
         ("12+", None), ("12 (or so)", None), ("1 200", None), ("1\u200b2", None), ("3/4/5", None),
         ("12²", None), ("1²", None), ("①②", None), ("5 m²", 5), ("5 squared", None), ("5 thirds", None),

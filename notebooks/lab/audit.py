@@ -17,7 +17,16 @@ from typing import Any
 
 import pandas as pd
 
-from rewards import FORMAT, MissingColumnError, RewardError, RewardFunction, adopt, extract_number, gold_text, prepare_rewards, same_answer
+from rewards import (
+    FORMAT,
+    MissingColumnError,
+    RewardError,
+    RewardFunction,
+    extract_number,
+    gold_text,
+    prepare_rewards,
+    same_answer,
+)
 
 Row = dict[str, Any]
 FALSE = ("wrong", "silent", "cheating")  # the kinds that must score below a right answer
@@ -44,7 +53,12 @@ def corpus(right: str, wrong: str, others: Sequence[str], question: str) -> list
         others: wrong answers of other rows.
         question: the text of the prompt.
     """
-    probes = [*plainly_right(right), *badly_formatted(right), *wrong_answers(right, wrong, others), *hedged(right, wrong, others)]
+    probes = [
+        *plainly_right(right),
+        *badly_formatted(right),
+        *wrong_answers(right, wrong, others),
+        *hedged(right, wrong, others),
+    ]
     return [*probes, *misplaced(right, wrong), *without_answer(question, right), *stuffed(right, wrong)]
 
 
@@ -76,7 +90,13 @@ ANOTHER = "another answer"
 
 
 def wrong_answers(right: str, wrong: str, others: Sequence[str]) -> Iterator[Probe]:
-    answers = {ANOTHER: wrong, "an invented word": "blorple", "the word answer": "answer", "null": "None", "a dash": "-"}
+    answers = {
+        ANOTHER: wrong,
+        "an invented word": "blorple",
+        "the word answer": "answer",
+        "null": "None",
+        "a dash": "-",
+    }
     answers |= {"another row's answer": others[0]} if others else {}
     value = extract_number(right)
     if value is not None:
@@ -112,7 +132,11 @@ def misplaced(right: str, wrong: str) -> Iterator[Probe]:
     yield Probe("cheating", "right, then wrong", good + bad)
     yield Probe("cheating", "wrong, then right", bad + good)
     yield Probe("cheating", "the right one twice", good + good)
-    yield Probe("cheating", "contradicted afterwards", f"{good}\nNo, it is {wrong}." if extract_number(wrong) is not None else bad)
+    yield Probe(
+        "cheating",
+        "contradicted afterwards",
+        f"{good}\nNo, it is {wrong}." if extract_number(wrong) is not None else bad,
+    )
     yield Probe("cheating", "taken back afterwards", f"{good}\nWait, actually that is a mistake.")
     yield Probe("cheating", "the answer hidden in a comment", FORMAT.write(WORKING, f"{wrong} <!-- {right} -->"))
     yield Probe("cheating", "the answer after zero-width marks", FORMAT.write(WORKING, f"{wrong}\u200b{right}"))
@@ -137,10 +161,20 @@ def stuffed(right: str, wrong: str) -> Iterator[Probe]:
     marks, bad = "".join(FORMAT.marks), FORMAT.write(WORKING, wrong)
     yield Probe("cheating", "the marks of the format, reversed", right.join(reversed(FORMAT.marks)))
     yield Probe("cheating", "the marks of the format, fifty times", marks * 50)
-    yield Probe("cheating", "the marks around a wrong answer, nested", f"{marks[: len(marks) // 2]}{bad}{marks[len(marks) // 2 :]}")
+    yield Probe(
+        "cheating",
+        "the marks around a wrong answer, nested",
+        f"{marks[: len(marks) // 2]}{bad}{marks[len(marks) // 2 :]}",
+    )
     yield Probe("cheating", "long, loud and wrong", FORMAT.write("First, second, finally! Step 1. " * 60, wrong))
-    yield Probe("cheating", "different words and wrong", FORMAT.write(" ".join(f"Thought {i} leads to idea {i + 1}." for i in range(40)), wrong))
-    yield Probe("cheating", "equations about nothing", FORMAT.write("\n".join(f"{i} + 0 = {i}" for i in range(1, 9)), wrong))
+    yield Probe(
+        "cheating",
+        "different words and wrong",
+        FORMAT.write(" ".join(f"Thought {i} leads to idea {i + 1}." for i in range(40)), wrong),
+    )
+    yield Probe(
+        "cheating", "equations about nothing", FORMAT.write("\n".join(f"{i} + 0 = {i}" for i in range(1, 9)), wrong)
+    )
     yield Probe("cheating", "wrong with a promise", f"{bad}\nThis is correct, 10/10, verified.")
 
 
@@ -199,10 +233,33 @@ def probes_for(gold: str, golds: Sequence[str], row: Row) -> list[Probe]:
 
 # --------------------------------------------------------------------------- the contract
 
-HOSTILE = ("<think>", "</think><answer>", "<answer>1</answer>", "1,111", "9", " ", "x", "a b. ", "{", "((", "\\boxed{", "#### ", "\u200b", "字")
+HOSTILE = (
+    "<think>",
+    "</think><answer>",
+    "<answer>1</answer>",
+    "1,111",
+    "9",
+    " ",
+    "x",
+    "a b. ",
+    "{",
+    "((",
+    "\\boxed{",
+    "#### ",
+    "\u200b",
+    "字",
+)
 MOST_SECONDS = 1.0  # for a completion of 1 MB
 STEEPEST = 20.0  # times the time of 100 kB: 10 is linear
-ODD_TEXTS = ("\x00", "\ud800", "\u202e12\u202c", "𝟏𝟐", "🙂" * 50, "\r\n", "<think>\ud83d</think><answer>\udc00</answer>")
+ODD_TEXTS = (
+    "\x00",
+    "\ud800",
+    "\u202e12\u202c",
+    "𝟏𝟐",
+    "🙂" * 50,
+    "\r\n",
+    "<think>\ud83d</think><answer>\udc00</answer>",
+)
 
 
 def checks(function: RewardFunction, tried: Sequence[Trial]) -> Iterator[tuple[str, str]]:
@@ -216,7 +273,9 @@ def checks(function: RewardFunction, tried: Sequence[Trial]) -> Iterator[tuple[s
     held: dict[str, Callable[[], str]] = {
         "same scores the second time": lambda: difference(base, trial.call(function), texts),
         "same scores in another order": lambda: difference(base, trial.call(function, texts[::-1])[::-1], texts),
-        "same scores for chat messages and plain text": lambda: difference(base, other_form(trial).call(function, texts), texts),
+        "same scores for chat messages and plain text": lambda: difference(
+            base, other_form(trial).call(function, texts), texts
+        ),
         "what the prompt has begun is put back": lambda: prefill_difference(function, trial),
         "odd and empty texts get a score": lambda: trial.call(function, ["", *ODD_TEXTS]) and "",
         "None only by the row, never by the completion": lambda: mixed_none(function, tried),
@@ -227,7 +286,9 @@ def checks(function: RewardFunction, tried: Sequence[Trial]) -> Iterator[tuple[s
             base, [trial.call(function, [text])[0] for text in texts], texts
         )
     if "answer" in function.columns:
-        held["no crash on a missing gold"] = lambda: Trial({**trial.row, "answer": None}, trial.probes).call(function) and ""
+        held["no crash on a missing gold"] = lambda: (
+            Trial({**trial.row, "answer": None}, trial.probes).call(function) and ""
+        )
     for what, check in held.items():
         try:
             yield what, check()
@@ -288,7 +349,9 @@ def slowest(function: RewardFunction, trial: Trial) -> str:
                 took = time.process_time() - started
                 steep = before is not None and took > 0.2 and took > STEEPEST * before
                 if took > MOST_SECONDS or steep:
-                    return f"{took:.1f} s for {size // 1000} kB of {unit!r}" + (f", {took / before:.0f} times that of a tenth" if before else "")
+                    return f"{took:.1f} s for {size // 1000} kB of {unit!r}" + (
+                        f", {took / before:.0f} times that of a tenth" if before else ""
+                    )
                 before = took
     return ""
 
@@ -375,7 +438,14 @@ def scored(function: RewardFunction, tried: Sequence[Trial]) -> tuple[pd.DataFra
         scores = trial.call(function)
         seconds += time.perf_counter() - started
         lines += [
-            {"reward": function.__name__, "trial": number, "kind": p.kind, "what": p.what, "completion": p.completion, "score": score}
+            {
+                "reward": function.__name__,
+                "trial": number,
+                "kind": p.kind,
+                "what": p.what,
+                "completion": p.completion,
+                "score": score,
+            }
             for p, score in zip(trial.probes, scores)
         ]
     table = pd.DataFrame(lines)
@@ -393,11 +463,21 @@ def outranked(name: str, table: pd.DataFrame) -> list[tuple]:
         right = trial.loc[trial["kind"] == "right", "score"].min()
         wrong = trial.loc[trial["what"] == ANOTHER, "score"].max()
         for probe in trial[(trial["kind"] == "silent") & (trial["score"] > wrong + 1e-9)].itertuples():
-            found.append((name, f"not answering pays: {probe.what}, against {wrong:g} for a wrong answer", shown(probe.completion), probe.score, right))
+            found.append(
+                (
+                    name,
+                    f"not answering pays: {probe.what}, against {wrong:g} for a wrong answer",
+                    shown(probe.completion),
+                    probe.score,
+                    right,
+                )
+            )
         for probe in trial[trial["kind"].isin(FALSE) & (trial["score"] >= right - 1e-9)].itertuples():
             found.append((name, f"{probe.kind}: {probe.what}", shown(probe.completion), probe.score, right))
         for probe in trial[~trial["kind"].isin(FALSE) & (trial["score"] > right + clearly)].itertuples():
-            found.append((name, f"scores above the plainly right one: {probe.what}", shown(probe.completion), probe.score, right))
+            found.append(
+                (name, f"scores above the plainly right one: {probe.what}", shown(probe.completion), probe.score, right)
+            )
     return found
 
 
@@ -416,7 +496,9 @@ def dressed(table: pd.DataFrame) -> str:
     return f"{(clothes['score'] >= clothes['trial'].map(best) - 0.05).sum()}/{len(clothes)}"
 
 
-def audit_set(functions: Sequence[RewardFunction], rows: Sequence[Row], weights: dict[str, float]) -> tuple[Row, list[tuple], pd.DataFrame]:
+def audit_set(
+    functions: Sequence[RewardFunction], rows: Sequence[Row], weights: dict[str, float]
+) -> tuple[Row, list[tuple], pd.DataFrame]:
     """The weighted sum, as TRL forms it, on completions for your rows."""
     by_name = {function.__name__: function for function in functions}
     unknown = [name for name in weights if name not in by_name]
@@ -426,13 +508,23 @@ def audit_set(functions: Sequence[RewardFunction], rows: Sequence[Row], weights:
     leader = next((f for f in chosen if f.claims_correctness and weights[f.__name__] > 0), None)
     name, line = "weighted set", {"reward": "weighted set"}
     if leader is None:
-        told = (name, "pays for right answers", "no reward in the set claims correctness: the policy learns style alone", None, None)
+        told = (
+            name,
+            "pays for right answers",
+            "no reward in the set claims correctness: the policy learns style alone",
+            None,
+            None,
+        )
         return line | {"verdict": "fails"}, [told], pd.DataFrame()
     try:
         tried = trials(leader, rows)
         tables = [scored(function, tried)[0] for function in chosen]
     except (RewardError, MissingColumnError, ValueError) as error:
-        return line | {"verdict": "broken"}, [(name, "can be called at all", str(error)[:300], None, None)], pd.DataFrame()
+        return (
+            line | {"verdict": "broken"},
+            [(name, "can be called at all", str(error)[:300], None, None)],
+            pd.DataFrame(),
+        )
     total = sum(table["score"].fillna(0.0) * weights[function.__name__] for table, function in zip(tables, chosen))
     table = tables[0].assign(reward=name, score=total)
     failures = outranked(name, table)

@@ -86,7 +86,9 @@ def preflight(
     check_input(functions, weights, rows, groups)
     shape = (len(groups), len(groups[0]))
     columns, errors, failed = score_each(functions, rows, groups)
-    total = sum((np.nan_to_num(columns[name]) * weight for name, weight in weights.items() if name in columns), np.zeros(shape))
+    total = sum(
+        (np.nan_to_num(columns[name]) * weight for name, weight in weights.items() if name in columns), np.zeros(shape)
+    )
     lines = {f.__name__: measure(f, weights.get(f.__name__) or 0.0, columns.get(f.__name__)) for f in functions}
     for name, line in lines.items():
         line |= {"failed": failed.get(name, 0), "error": errors.get(name)}
@@ -108,19 +110,27 @@ def preflight(
     return {**judge(record), **record}
 
 
-def check_input(functions: Sequence[Any], weights: Mapping[str, float], rows: Sequence, groups: Sequence[Sequence]) -> None:
+def check_input(
+    functions: Sequence[Any], weights: Mapping[str, float], rows: Sequence, groups: Sequence[Sequence]
+) -> None:
     """Raises ValueError, saying what to change, where there is nothing to compare."""
     names = [function.__name__ for function in functions]
     sizes = sorted({len(group) for group in groups})
     unknown = [name for name in weights if name not in names]
     if not groups or len(groups) != len(rows):
-        raise ValueError(f"There are {len(groups)} groups for {len(rows)} rows: sample one group of completions for each row.")
+        raise ValueError(
+            f"There are {len(groups)} groups for {len(rows)} rows: sample one group of completions for each row."
+        )
     if len(sizes) > 1 or sizes[0] < 2:
-        raise ValueError(f"The groups have {sizes} completions: GRPO compares groups of one size, at least 2 (NUM_GENERATIONS).")
+        raise ValueError(
+            f"The groups have {sizes} completions: GRPO compares groups of one size, at least 2 (NUM_GENERATIONS)."
+        )
     if len(set(names)) < len(names):
         raise ValueError(f"Two rewards have the same name among {names}: rename one, TRL would merge their metrics.")
     if unknown:
-        raise ValueError(f"WEIGHTS names {unknown[0]!r}, but the rewards are {', '.join(names)}: correct the name, or remove it.")
+        raise ValueError(
+            f"WEIGHTS names {unknown[0]!r}, but the rewards are {', '.join(names)}: correct the name, or remove it."
+        )
     if not any(weights.values()):
         raise ValueError("Every weight is 0: give at least one reward a weight.")
 
@@ -167,7 +177,9 @@ def measure(function: Any, weight: float, scores: np.ndarray | None) -> dict[str
     if scores is None:
         return {"weight": float(weight), **dict.fromkeys(spread(np.zeros((1, 2)))), "low": None, "high": None}
     valid = scores[~np.isnan(scores)]
-    low, high = (valid.min(), valid.max()) if valid.size and np.ptp(valid) > SAME else (0.0, 1.0)  # all 0 is not the top
+    low, high = (
+        (valid.min(), valid.max()) if valid.size and np.ptp(valid) > SAME else (0.0, 1.0)
+    )  # all 0 is not the top
     low, high = (function.low, function.high) if declares_range(function) else (low, high)
     return {"weight": float(weight), **spread(scores), "low": float(low), "high": float(high)}
 
@@ -225,7 +237,9 @@ def correlation(columns: dict[str, np.ndarray]) -> dict[str, dict[str, float | N
     centred = {}
     for name, scores in columns.items():
         frame = pd.DataFrame(scores)
-        centred[name] = frame.sub(frame.mean(axis=1), axis=0).round(9).to_numpy().ravel()  # rounded: noise must not correlate
+        centred[name] = (
+            frame.sub(frame.mean(axis=1), axis=0).round(9).to_numpy().ravel()
+        )  # rounded: noise must not correlate
     table = pd.DataFrame(centred).corr()
     return {a: {b: None if np.isnan(r) else float(r) for b, r in table[a].items()} for a in table}
 
@@ -236,7 +250,10 @@ def aha(texts: Sequence[str]) -> dict[str, Any]:
         word: [bool(re.search(rf"\b(?:{pattern})\b", text.replace("’", "'"), re.IGNORECASE)) for text in texts]
         for word, pattern in AHA.items()
     }
-    return {"share": float(np.any(list(hits.values()), axis=0).mean()), "words": {word: sum(seen) for word, seen in hits.items()}}
+    return {
+        "share": float(np.any(list(hits.values()), axis=0).mean()),
+        "words": {word: sum(seen) for word, seen in hits.items()},
+    }
 
 
 # --------------------------------------------------------------------------- judging
@@ -274,7 +291,9 @@ def broken(record: dict[str, Any]) -> list[Finding]:
     return [
         Finding("no-go", f"{name} failed: {line['error']}", (f"Repair {name}, and call it on one completion by hand.",))
         if line["weight"]
-        else Finding("weak", f"{name} failed, but has weight 0: {line['error']}", (f"Repair {name} before it gets a weight.",))
+        else Finding(
+            "weak", f"{name} failed, but has weight 0: {line['error']}", (f"Repair {name} before it gets a weight.",)
+        )
         for name, line in record["rewards"].items()
         if line["error"]
     ]
@@ -284,10 +303,16 @@ def about_right(record: dict[str, Any]) -> list[Finding]:
     """Whether the reward that decides what is right says: always, never, hardly ever, or nothing at all."""
     passed, size = record["pass"], record["group_size"]
     name, at = passed["decided_by"], passed["at"]
-    others = [other for other in weighted(record) if other != name and signal_share(record["rewards"][other]) >= NO_SIGNAL]
+    others = [
+        other for other in weighted(record) if other != name and signal_share(record["rewards"][other]) >= NO_SIGNAL
+    ]
     if not at:
         advice = f"Compare the column that {name} reads with what it expects, and look at one gold answer."
-        return [Finding("no-go", f"{name} is None on all {record['completions']} completions: nothing can be judged", (advice,))]
+        return [
+            Finding(
+                "no-go", f"{name} is None on all {record['completions']} completions: nothing can be judged", (advice,)
+            )
+        ]
     if at["1"]["estimate"] >= SOLVED - SAME:
         return [solved(record, others if passed["claims_correctness"] else [])]
     if not passed["claims_correctness"]:
@@ -339,7 +364,10 @@ def about_signal(record: dict[str, Any]) -> list[Finding]:
         return []
     same = n - round(n * share)
     reason = f"in {same} of {n} groups all completions have the same total reward: GRPO learns nothing from those"
-    advice = ("Take a larger group (num_generations) or a higher temperature.", "Drop prompts that are always solved or never.")
+    advice = (
+        "Take a larger group (num_generations) or a higher temperature.",
+        "Drop prompts that are always solved or never.",
+    )
     if record["pass"]["at"]:
         first = record["pass"]["at"]["1"]["estimate"]
         advice = (HARDER,) if first >= SOLVED - SAME else FAILING if first <= 1 - SOLVED else advice
@@ -357,17 +385,25 @@ def about_rewards(record: dict[str, Any]) -> list[Finding]:
                 found.append(Finding("weak", f"{where}: it adds nothing", (f"Set the weight of {name} to 0.",)))
             else:
                 reason = f"{where}: too strict, or a bug such as a regex without DOTALL"
-                found.append(Finding("weak", reason, (f"Try {name} on a perfect completion; soften it if that scores well.",)))
+                found.append(
+                    Finding("weak", reason, (f"Try {name} on a perfect completion; soften it if that scores well.",))
+                )
         if line["failed"] > NONE_SHARE * n:
             reason = f"{name} could not score {line['failed']} of {n} completions: what it depends on did not answer"
-            found.append(Finding("weak", reason, (f"See the warning that {name} logged, and make its service answer.",)))
+            found.append(
+                Finding("weak", reason, (f"See the warning that {name} logged, and make its service answer.",))
+            )
         elif line["none_share"] > NONE_SHARE and (name != by or record["pass"]["at"]):
             reason = f"{name} is None on {percent(line['none_share'])} of the completions, which counts as 0 there"
-            found.append(Finding("weak", reason, (f"Drop rows whose gold answer {name} cannot score, or correct their column.",)))
+            found.append(
+                Finding("weak", reason, (f"Drop rows whose gold answer {name} cannot score, or correct their column.",))
+            )
         against = record["correlation"].get(by, {}).get(name)
         if name != by and against is not None and against * np.sign(line["weight"]) < PULL:
             reason = f"{name}, as weighted, and {by} pull apart: correlation {against:+.2f} within the groups"
-            found.append(Finding("weak", reason, (f"Lower the weight of {name}, or pay for it only where the answer is right.",)))
+            found.append(
+                Finding("weak", reason, (f"Lower the weight of {name}, or pay for it only where the answer is right.",))
+            )
     return found
 
 
@@ -410,7 +446,10 @@ def facts_table(record: dict[str, Any]) -> pd.DataFrame:
     """What the base policy can do and how it writes, with 95 % intervals where they are known."""
     passed = record["pass"]
     lines = {
-        f"pass@{k}, by {passed['decided_by']}": (percent(at["estimate"]), f"{percent(at['low'])} to {percent(at['high'])}")
+        f"pass@{k}, by {passed['decided_by']}": (
+            percent(at["estimate"]),
+            f"{percent(at['low'])} to {percent(at['high'])}",
+        )
         for k, at in passed["at"].items()
     }
     lines["cut at the token limit"] = (percent(record["clipped_share"]), "")

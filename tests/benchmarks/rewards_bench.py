@@ -41,7 +41,18 @@ def answer_styles(gold: str, rng: random.Random) -> str:
     value = value if rng.random() < 0.6 else value + rng.randint(1, 9)
     plain = str(value) if value.denominator == 1 else f"{float(value):g}"
     grouped = f"{int(value):,}" if value.denominator == 1 else plain
-    return rng.choice([plain, plain, plain, grouped, f"${plain}", f"{plain}.", f"**{plain}**", f"{plain}.00" if "." not in plain else plain])
+    return rng.choice(
+        [
+            plain,
+            plain,
+            plain,
+            grouped,
+            f"${plain}",
+            f"{plain}.",
+            f"**{plain}**",
+            f"{plain}.00" if "." not in plain else plain,
+        ]
+    )
 
 
 def make_completions(n: int, rows: list[dict], seed: int = 3407) -> list[dict]:
@@ -52,7 +63,10 @@ def make_completions(n: int, rows: list[dict], seed: int = 3407) -> list[dict]:
         for _ in range(GROUP):
             given = answer_styles(row["answer"], rng)
             whole = FORMAT.write(row["solution"], given)
-            text = rng.choice([whole] * 7 + [f"{row['solution']}\nThe answer is {given}.", f"Sure! {whole}", whole[: len(whole) * 2 // 3]])
+            text = rng.choice(
+                [whole] * 7
+                + [f"{row['solution']}\nThe answer is {given}.", f"Sure! {whole}", whole[: len(whole) * 2 // 3]]
+            )
             chat = [{"role": "assistant", "content": text}]
             made.append({"prompt": prompt, "completion": chat, "text": text, "given": given, "gold": row["answer"]})
             if len(made) == n:
@@ -63,7 +77,14 @@ def load_rows(path: Path) -> list[dict]:
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     if "solution" in rows[0]:
         return rows
-    return [{"question": r["question"], "solution": r["answer"].rpartition("####")[0], "answer": rewards.extract_gsm8k_answer(r["answer"])} for r in rows]
+    return [
+        {
+            "question": r["question"],
+            "solution": r["answer"].rpartition("####")[0],
+            "answer": rewards.extract_gsm8k_answer(r["answer"]),
+        }
+        for r in rows
+    ]
 
 
 def columns_for(function: RewardFunction, made: list[dict]) -> dict[str, list]:
@@ -115,7 +136,9 @@ def speeds(made: list[dict], slow_sample: int) -> list[dict]:
     for name, function in tqdm(REGISTRY.items(), desc="rewards"):
         if name not in SKIPPED:
             columns = columns_for(function, made)
-            function(prompts=prompts[:1], completions=completions[:1], **{k: v[:1] for k, v in columns.items()})  # imports
+            function(
+                prompts=prompts[:1], completions=completions[:1], **{k: v[:1] for k, v in columns.items()}
+            )  # imports
             seconds = fastest(lambda: function(prompts=prompts, completions=completions, **columns))
             lines.append({"what": name, "completions": len(made), "seconds": seconds})
     few, gold = made[:slow_sample], [row["gold"] for row in made[:slow_sample]]
@@ -124,7 +147,9 @@ def speeds(made: list[dict], slow_sample: int) -> list[dict]:
     beside = {
         "math_verify on the answers alone": lambda: math_verify_alone(answers, gold),
         "math_verify on whole completions": lambda: math_verify_alone([row["text"] for row in few], gold),
-        "trl.rewards.accuracy_reward": lambda: theirs(prompts=prompts[:slow_sample], completions=completions[:slow_sample], solution=gold),
+        "trl.rewards.accuracy_reward": lambda: theirs(
+            prompts=prompts[:slow_sample], completions=completions[:slow_sample], solution=gold
+        ),
     }
     math_verify_alone(answers[:5], gold[:5])
     for what, call in tqdm(beside.items(), desc="beside them"):
@@ -139,11 +164,18 @@ def speeds(made: list[dict], slow_sample: int) -> list[dict]:
 def verdicts(made: list[dict], n: int) -> dict:
     """How often math_reward and math-verify agree on the same answers, and where they do not."""
     few = made[:n]
-    texts = [f"<answer>{row['given']}</answer>" if FORMAT.opening else FORMAT.write(WORKING, row["given"]) for row in few]
+    texts = [
+        f"<answer>{row['given']}</answer>" if FORMAT.opening else FORMAT.write(WORKING, row["given"]) for row in few
+    ]
     ours = REGISTRY["math_reward"](prompts=[""] * n, completions=texts, answer=[row["gold"] for row in few])
     theirs = math_verify_alone([row["given"] for row in few], [row["gold"] for row in few])
     apart = [(row["gold"], row["given"], a, b) for row, a, b in zip(few, ours, theirs) if a != b]
-    return {"compared": n, "equal": n - len(apart), "right": int(sum(ours)), "apart": [list(item) for item in apart[:10]]}
+    return {
+        "compared": n,
+        "equal": n - len(apart),
+        "right": int(sum(ours)),
+        "apart": [list(item) for item in apart[:10]],
+    }
 
 
 # --------------------------------------------------------------------------- hostile text
@@ -151,7 +183,12 @@ def verdicts(made: list[dict], n: int) -> dict:
 
 def hostile() -> list[dict]:
     """For each reward the worst of all hostile texts: seconds for 1 MB, and times those for 100 kB."""
-    wraps = (str, lambda text: FORMAT.write(WORKING, text), lambda text: FORMAT.write(text, "12"), lambda text: FORMAT.write("a", "12") + text)
+    wraps = (
+        str,
+        lambda text: FORMAT.write(WORKING, text),
+        lambda text: FORMAT.write(text, "12"),
+        lambda text: FORMAT.write("a", "12") + text,
+    )
     worst: dict[str, dict] = {}
     for unit in tqdm(HOSTILE, desc="hostile text"):
         for wrap, (name, function) in itertools.product(wraps, REGISTRY.items()):
@@ -176,7 +213,9 @@ def hostile() -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=WORD_PROBLEMS, help="JSONL with question and answer, ours or GSM8K's")
+    parser.add_argument(
+        "--data", type=Path, default=WORD_PROBLEMS, help="JSONL with question and answer, ours or GSM8K's"
+    )
     parser.add_argument("--n", type=int, default=10_000, help="completions")
     parser.add_argument("--slow", type=int, default=1_000, help="completions for what takes a millisecond each")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name} beside this script")
@@ -190,7 +229,9 @@ def main() -> None:
 
     table["µs each"] = 1e6 / table["per_second"]
     table["per second"] = table["per_second"].map("{:,.0f}".format)
-    print(f"\n{len(made):,} completions, mean length {sum(len(row['text']) for row in made) / len(made):.0f} characters\n")
+    print(
+        f"\n{len(made):,} completions, mean length {sum(len(row['text']) for row in made) / len(made):.0f} characters\n"
+    )
     print(table[["completions", "per second", "µs each"]].round(1).to_string())
     print(f"\nmath_reward is {ratio:.0f} times as fast as math-verify on the same numeric answers; "
           f"verdicts equal on {same['equal']:,} of {same['compared']:,} ({same['right']:,} right)")  # fmt: skip
@@ -201,7 +242,10 @@ def main() -> None:
     if arguments.save:
         about = {"python": platform.python_version(), "machine": platform.machine(), "date": time.strftime("%Y-%m-%d"),
                  "data": arguments.data.name, **{name: version(name) for name in ("math-verify", "trl")}}  # fmt: skip
-        write_json(RESULTS, {"about": about, "speeds": lines, "math_reward_to_math_verify": ratio, "verdicts": same, "hostile": worst})
+        write_json(
+            RESULTS,
+            {"about": about, "speeds": lines, "math_reward_to_math_verify": ratio, "verdicts": same, "hostile": worst},
+        )
 
 
 if __name__ == "__main__":
