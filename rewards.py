@@ -53,23 +53,26 @@ import threading
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from fractions import Fraction
 from typing import Any
+from urllib.parse import urlsplit
 
 logger = logging.getLogger("rewards")
 
 # --------------------------------------------------------------------------- the format of a completion
 
 
+FILLERS = "\u115f\u1160\u3164\uffa0\u2800"  # letters and symbols that are drawn as nothing
+
+
 def has_words(text: str) -> bool:
     """Whether there is a letter or a digit: dots and zero-width characters are no reasoning."""
-    return any(char.isalnum() for char in text)
+    return any(char.isalnum() and char not in FILLERS for char in text)
 
 
 def is_visible(text: str) -> bool:
-    """Whether a reader would see anything: white space, control and zero-width characters do not count."""
-    return any(unicodedata.category(char)[0] not in "ZC" for char in text)
+    """Whether a reader would see anything: white space, control, combining and zero-width characters do not count."""
+    return any(unicodedata.category(char)[0] not in "ZCM" and char not in FILLERS for char in text)
 
 
 class Format:
@@ -91,8 +94,8 @@ class Format:
         """The reasoning, or None where there is none, several, or it is never closed."""
         raise NotImplementedError
 
-    def answer_and_rest(self, completion: str) -> tuple[str, str] | None:
-        """(the one answer outside the reasoning, the text after it), or None."""
+    def find_answer(self, completion: str) -> tuple[str, str, str] | None:
+        """(text before it, the one answer outside the reasoning, text after it), or None."""
         raise NotImplementedError
 
     def outside(self, completion: str) -> str:
@@ -157,7 +160,7 @@ class TagFormat(Format):
         reasoning, found, _ = rest.partition(closing)
         return reasoning.strip() if found else None
 
-    def answer_and_rest(self, completion: str) -> tuple[str, str] | None:
+    def find_answer(self, completion: str) -> tuple[str, str, str] | None:
         open_reasoning, close_reasoning, opening, closing = self.tags
         if completion.count(opening) != 1:  # the usual completion is settled by the fast tests below
             completion = self._single_reasoning_removed(completion)
@@ -172,7 +175,7 @@ class TagFormat(Format):
         if not found or not closed or closing in before or closing in after:
             return None
         answer = answer.strip()
-        return (answer, after) if is_visible(answer) else None
+        return (before, answer, after) if is_visible(answer) else None
 
     def _single_reasoning_removed(self, completion: str) -> str | None:
         """The completion without its one reasoning block; None where blocks are doubled, open or reversed."""
@@ -228,9 +231,9 @@ class MarkedFormat(Format):
         found = self.find(completion)
         return completion[: found[0]].strip() if found else None
 
-    def answer_and_rest(self, completion: str) -> tuple[str, str] | None:
+    def find_answer(self, completion: str) -> tuple[str, str, str] | None:
         found = self.find(completion)
-        return (found[1], found[2]) if found and is_visible(found[1]) else None
+        return ("", found[1], found[2]) if found and is_visible(found[1]) else None  # before it is all reasoning
 
     def outside(self, completion: str) -> str:
         found = self.find(completion)
@@ -311,15 +314,32 @@ class MissingColumnError(ValueError):
 
 
 NEUTRAL = (RewardFailure, TimeoutError, ConnectionError)  # failures of the surroundings; all else is a bug
+# and those of HTTP clients and subprocess, whose classes are no subclasses of these
+NEUTRAL_NAMES = {
+    "ConnectionError",
+    "Timeout",
+    "TimeoutException",
+    "TimeoutExpired",
+    "NetworkError",
+    "APIConnectionError",
+    "URLError",
+}
 BY_TRL = ("completion_ids", "trainer_state", "log_extra", "log_metric")  # what TRL gives besides the columns
 NOT_COLUMNS = {"prompt", "prompts", "completion", "completions", *BY_TRL}
 
 
+def is_failure(error: BaseException) -> bool:
+    """Whether an exception says that nothing can be known now, and not that the reward is broken."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    return isinstance(error, NEUTRAL) or bool(names & NEUTRAL_NAMES and "HTTPError" not in names)
+
+
 def completion_text(completion: str | Sequence[dict[str, Any]]) -> str:
-    """The text of a completion, given as a string or as a list of chat messages."""
+    """The text of a completion, given as a string or as chat messages; what tools said in between is left out."""
     if isinstance(completion, str):
         return completion
-    return "".join(message_text(message.get("content")) for message in completion)
+    own = (message for message in completion if message.get("role", "assistant") == "assistant")
+    return "".join(message_text(message.get("content")) for message in own)
 
 
 def message_text(content: Any) -> str:
@@ -377,9 +397,13 @@ class Batch:
 class RewardFunction:
     """A reward in TRL's signature, made by `@reward` from the score of one completion or of one group.
 
+    A group is what shares a prompt in the call. Where several processes train, each scores its own
+    part of the batch: make the batch of a device divisible by the group's size.
+
     Attributes:
         columns: names of the data-set columns it cannot do without.
-        optional: names of further parameters, with their defaults: columns or options.
+        optional: further columns that it uses where they are there, with their defaults.
+        settings: keyword-only parameters with their defaults: never a column, changed by `with_options`.
         low, high: the range of its scores.
         claims_correctness: whether the best score is meant to say "this is right" (the audit then insists).
         example: columns and, as `right`, an answer that deserves the best score, for the audit.
@@ -398,12 +422,17 @@ class RewardFunction:
         self.__doc__, self.__wrapped__ = inspect.getdoc(function), function
         self.__module__ = getattr(function, "__module__", __name__)
         parameters = self._parameters()
+        settings = {
+            n: p.default for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY and p.default is not p.empty
+        }
+        self.settings = {n: default for n, default in settings.items() if n not in NOT_COLUMNS}
         needed = {n for n, p in parameters.items() if p.default is p.empty and n not in self.options}
         self.columns = tuple(n for n in parameters if n in needed and n not in NOT_COLUMNS)
         self.claims_correctness = "answer" in self.columns if claims_correctness is None else claims_correctness
-        self.optional = {
-            n: p.default for n, p in parameters.items() if n not in needed | NOT_COLUMNS and n not in self.options
-        }
+        fixed = needed | NOT_COLUMNS | self.settings.keys() | self.options.keys()
+        self.optional = {n: p.default for n, p in parameters.items() if n not in fixed}
+        self._names = tuple(n for n in self._names if n not in self.settings)
+        self._estimates = "completion_ids" in needed
 
     def _parameters(self) -> dict[str, inspect.Parameter]:
         parameters = inspect.signature(self.function).parameters
@@ -417,7 +446,13 @@ class RewardFunction:
                 f"{self.__name__} needs a parameter named 'completion' (the text to score) "
                 "or 'completions' (the texts of one group); it has: " + (", ".join(parameters) or "none")
             )
+        if "prompts" in parameters or any(p.kind is p.POSITIONAL_ONLY for p in parameters.values()):
+            raise TypeError(
+                f"{self.__name__}: parameters are filled by name, one value each: 'prompt' instead of 'prompts', and no '/'"
+            )
         self.groupwise = "completions" in parameters
+        if self.groupwise and inspect.iscoroutinefunction(self.function):
+            raise TypeError(f"{self.__name__}: a group-wise reward cannot be async")
         self._names = tuple(n for n in parameters if n not in ("completion", "completions"))
         return dict(parameters)
 
@@ -447,7 +482,7 @@ class RewardFunction:
         Raises:
             TypeError: for an option that the reward does not have.
         """
-        have = {**self.optional, **self.options}
+        have = {**self.optional, **self.settings, **self.options}
         unknown = [option for option in options if option not in have]
         if unknown:
             raise TypeError(f"{self.__name__} has no option {unknown[0]!r}; it has: {', '.join(have) or 'none'}")
@@ -527,11 +562,13 @@ class RewardFunction:
         return [self._checked(value, text) for value, text in zip(values, batch.texts, strict=True)]
 
     def values(self, batch: Batch) -> list:
-        """Unchecked scores, one a completion; an exception of the kind NEUTRAL stands for itself."""
+        """Unchecked scores, one a completion; a failure (see `is_failure`) stands for itself."""
         if self.groupwise:
             return self._group_values(batch)
         extra = Extra(batch, groupwise=False)
         per_row = {n: batch.columns[n] for n in self._names if n in batch.columns and n not in self.options}
+        if self._estimates and "completion_ids" not in per_row:
+            per_row["completion_ids"] = [range(count_tokens(text, None)) for text in batch.texts]
         if "prompt" in self._names:
             per_row["prompt"] = batch.prompts
         if inspect.iscoroutinefunction(self.function):
@@ -544,10 +581,10 @@ class RewardFunction:
             extra.rows = (i,)
             try:
                 found.append(function(completion=text, **{n: v[i] for n, v in per_row.items()}, **shared))
-            except NEUTRAL as error:
-                found.append(error)
             except Exception as error:
-                raise self._broken(error, text) from error
+                if not is_failure(error):
+                    raise self._broken(error, text) from error
+                found.append(error)
         extra.flush()
         return found
 
@@ -559,14 +596,17 @@ class RewardFunction:
             given = {n: batch.columns[n][rows[0]] for n in self._names if n in batch.columns and n not in fixed}
             if "completion_ids" in self._names and "completion_ids" in batch.columns:
                 given["completion_ids"] = [batch.columns["completion_ids"][i] for i in rows]
+            elif self._estimates:
+                given["completion_ids"] = [range(count_tokens(text, None)) for text in texts]
             if "prompt" in self._names:
                 given["prompt"] = batch.prompts[rows[0]]
             try:
                 values = self.function(completions=texts, **given, **self._same_for_all(batch, extra))
-            except NEUTRAL as error:
-                values = [error] * len(rows)
             except Exception as error:
-                raise self._broken(error, texts[0]) from error
+                if not is_failure(error):
+                    raise self._broken(error, texts[0]) from error
+                values = [error] * len(rows)
+            values = values.tolist() if hasattr(values, "tolist") else values  # numpy's and torch's too
             if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != len(rows):
                 raise RewardError(
                     f"{self.__name__} must return one score for each of the {len(rows)} completions of a group, "
@@ -592,9 +632,9 @@ class RewardFunction:
         async def all_of_them() -> list:
             return await asyncio.gather(*(self.function(**kwargs) for kwargs in calls), return_exceptions=True)
 
-        found = asyncio.run_coroutine_threadsafe(all_of_them(), background_loop()).result()
+        found = run_in_background(all_of_them())
         for kwargs, value in zip(calls, found):
-            if isinstance(value, BaseException) and not isinstance(value, NEUTRAL):
+            if isinstance(value, BaseException) and not is_failure(value):
                 raise self._broken(value, kwargs["completion"]) from value
         return found
 
@@ -643,7 +683,9 @@ def reward(function: Callable | None = None, *, low: float = 0.0, high: float = 
         function: takes `completion` (str) and returns its score, or takes `completions` (the list of
             texts of one group) and returns a list of scores; and by name `prompt`, any data-set
             column, `completion_ids`, `trainer_state`, `log_metric(name, value)` and
-            `log_extra(column, value)`. It may be `async`: then a whole batch runs concurrently.
+            `log_extra(column, value)`. A parameter with a default is a column that may be missing;
+            one behind a `*` is a setting, which no column overrules. A function for one completion
+            may be `async`: then a whole batch runs concurrently.
         low, high: the range of its scores; a score outside raises RewardError.
         claims_correctness: whether the best score is meant to say "the answer is right". By default it is
             where the function cannot do without the column `answer`.
@@ -673,18 +715,31 @@ def shortened(value: Any, longest: int = 300) -> str:
     return text if len(text) <= longest else f"{text[:longest]}… ({len(text)} characters)"
 
 
-_LOOP: dict[int, asyncio.AbstractEventLoop] = {}  # by process: a forked child needs a loop of its own
+_LOOP: list[asyncio.AbstractEventLoop] = []
 _LOCK = threading.Lock()
 
 
-def background_loop() -> asyncio.AbstractEventLoop:
-    """One event loop in a thread of its own: Jupyter's and TRL's loops are busy, and clients stay with theirs."""
+def run_in_background(coroutine: Any) -> Any:
+    """The result of a coroutine, run in a loop of its own thread: Jupyter's and TRL's loops are busy.
+
+    Raises RuntimeError inside that loop: an async reward that waited for another would wait for itself.
+    """
     with _LOCK:
-        if os.getpid() not in _LOOP:
-            loop = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, name="rewards", daemon=True).start()
-            _LOOP[os.getpid()] = loop
-        return _LOOP[os.getpid()]
+        if not _LOOP:
+            _LOOP.append(asyncio.new_event_loop())
+            threading.Thread(target=_LOOP[0].run_forever, name="rewards", daemon=True).start()
+    if threading.current_thread().name == "rewards":
+        coroutine.close()
+        raise RuntimeError("an async reward cannot call another one: await its `function` instead")
+    return asyncio.run_coroutine_threadsafe(coroutine, _LOOP[0]).result()
+
+
+def _after_fork() -> None:
+    """A forked child has neither its parent's threads nor a claim on its processes, and must not inherit held locks."""
+    global _LOCK
+    _LOCK = threading.Lock()
+    _LOOP.clear()
+    _MATH_WORKER.forget()
 
 
 # --------------------------------------------------------------------------- functions from elsewhere
@@ -743,12 +798,12 @@ class AdoptedFunction(RewardFunction):
         try:
             found = self.function(**given)
             if inspect.isawaitable(found):
-                found = asyncio.run_coroutine_threadsafe(_awaited(found), background_loop()).result()
+                found = run_in_background(_awaited(found))
             found = list(found)
-        except NEUTRAL as error:
-            return [error] * len(batch.texts)
         except Exception as error:
-            raise self._broken(error, self._culprit(batch)) from error
+            if not is_failure(error):
+                raise self._broken(error, self._culprit(batch)) from error
+            return [error] * len(batch.texts)
         if len(found) != len(batch.texts):
             raise RewardError(f"{self.__name__} returned {len(found)} scores for {len(batch.texts)} completions")
         return found
@@ -827,6 +882,7 @@ class CombinedReward(RewardFunction):
         self.claims_correctness, self.example, self.options = first.claims_correctness, first.example, {}
         self.function = self.__wrapped__ = first.function
         self.__module__, self.groupwise = first.__module__, any(part.groupwise for part in parts)
+        self.settings, self._estimates = {}, any(part._estimates for part in parts)
         self.columns = tuple(dict.fromkeys(name for part in parts for name in part.columns))
         self.optional = {
             name: default for part in parts for name, default in part.optional.items() if name not in self.columns
@@ -886,6 +942,8 @@ def rescale(function: RewardFunction, low: float = 0.0, high: float = 1.0) -> Re
         raise ValueError(
             f"{function.__name__} declares no finite range to rescale: give it one, adopt(f, low=…, high=…)"
         )
+    if not low < high:
+        raise ValueError(f"cannot rescale to [{low}, {high}]: the lower bound comes first")
 
     def mapped(score: Any) -> Any:
         if score is None or isinstance(score, Exception):
@@ -910,13 +968,14 @@ def rename(function: RewardFunction, name: str) -> RewardFunction:
 def cached(function: RewardFunction, size: int = 10_000) -> RewardFunction:
     """`function` that scores a completion it has seen, with the same prompt and columns, only once.
 
-    For slow or paid rewards. Failures are not kept. Raises TypeError for a group-wise reward, whose
-    scores depend on the whole group.
+    For slow or paid rewards whose score depends on nothing else. Failures are not kept, and `log_extra`
+    columns are not written. Raises TypeError for a group-wise reward.
     """
     function = adopt(function)
     if function.groupwise:
         raise TypeError(f"{function.__name__} scores whole groups: its scores cannot be kept by completion")
     kept: dict[str, float | None] = {}
+    lock = threading.Lock()
 
     def key(batch: Batch, i: int) -> str:
         row = (batch.texts[i], batch.prompts[i], {name: values[i] for name, values in batch.columns.items()})
@@ -924,16 +983,18 @@ def cached(function: RewardFunction, size: int = 10_000) -> RewardFunction:
 
     def combine(batch: Batch) -> list:
         keys = [key(batch, i) for i in range(len(batch.texts))]
-        new = {k: i for i, k in enumerate(keys) if k not in kept}
-        rows = list(new.values())
+        with lock:
+            scores = {k: kept[k] for k in keys if k in kept}
+        new = {k: i for i, k in enumerate(keys) if k not in scores}
+        rows, from_trl = list(new.values()), {name: v for name, v in batch.from_trl.items() if name != "log_extra"}
         part = Batch([batch.prompts[i] for i in rows], [batch.completions[i] for i in rows], [batch.texts[i] for i in rows],
-                     {n: [v[i] for i in rows] for n, v in batch.columns.items()}, batch.from_trl)  # fmt: skip
-        fresh = dict(zip(new, function._checked_values(part))) if rows else {}
-        found = [fresh[k] if k in fresh else kept[k] for k in keys]
-        kept.update({k: value for k, value in fresh.items() if not isinstance(value, Exception)})
-        for old in list(itertools.islice(kept, max(0, len(kept) - size))):
-            del kept[old]
-        return found
+                     {n: [v[i] for i in rows] for n, v in batch.columns.items()}, from_trl)  # fmt: skip
+        scores |= dict(zip(new, function._checked_values(part))) if rows else {}
+        with lock:
+            kept.update({k: scores[k] for k in new if not isinstance(scores[k], Exception)})
+            for old in list(itertools.islice(kept, max(0, len(kept) - size))):
+                del kept[old]
+        return [scores[k] for k in keys]
 
     name, doc = function.__name__, function.__doc__ or ""
     return CombinedReward([function], combine, low=function.low, high=function.high, name=name, doc=doc)
@@ -968,16 +1029,58 @@ def extract_reasoning(completion: str) -> str | None:
 def extract_answer(completion: str) -> str | None:
     """The one answer that stands outside the reasoning, or None.
 
-    None as well for several answers, or one inside a reasoning block that is never closed: a
-    completion that offers two answers has not answered.
+    None as well for several answers, one inside a reasoning block that is never closed, or one that
+    is contradicted or taken back in the text around it: a completion that offers two answers has
+    not answered.
 
-    >>> extract_answer("<think>is it <answer>5</answer>?</think><answer> 4 </answer>")
+    >>> extract_answer("<think>is it <answer>5</answer>?</think><answer> 4 </answer> I hope this helps!")
     '4'
-    >>> extract_answer("<answer>4</answer><answer>5</answer>") is None
-    True
+    >>> extract_answer("<answer>4</answer><answer>5</answer>"), extract_answer("<answer>4</answer> No, it is 5.")
+    (None, None)
     """
-    found = FORMAT.answer_and_rest(completion)
-    return found[0] if found else None
+    found = FORMAT.find_answer(completion)
+    if found is None:
+        return None
+    before, answer, after = found
+    if (after and not after.isspace() and taken_back(answer, after)) or (before and other_answer(answer, before)):
+        return None
+    return answer
+
+
+NUMBER_IN_TEXT = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+RETRACTION = re.compile(
+    r"\b(?:wait|actually|correction|rather|instead|mistake|mistaken|wrong|incorrect|oops|sorry|ignore|forget|scratch that|take (?:it|that) back"
+    r"|i meant|not(?! hesitate)|no|or maybe|perhaps|maybe|alternatively|unsure|half|dozen|(?:hundred|thousand|[mbtr]+illion)s?|zero|two|three"
+    r"|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
+    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)\b|n't\b",
+    re.IGNORECASE,
+)
+ANSWER_IN_TEXT = re.compile(r"\banswer\s?(?:is|:|=)\s{0,3}[*$]{0,3}(-?\d[\d,]*(?:\.\d+)?)", re.IGNORECASE)
+
+
+def taken_back(answer: str, after: str) -> bool:
+    """Whether the text after an answer has another number, or words that take the answer back."""
+    value = extract_number(answer)
+    if any(extract_number(text.rstrip(",")) != value for text in NUMBER_IN_TEXT.findall(after)):
+        return True
+    return bool(RETRACTION.search(after)) or any(unicodedata.category(char) == "No" for char in after)
+
+
+def other_answer(answer: str, before: str) -> bool:
+    """Whether the text before an answer block calls another number the answer."""
+    value = extract_number(answer)
+    return any(extract_number(text.rstrip(",")) != value for text in ANSWER_IN_TEXT.findall(before))
+
+
+def final_text(completion: str) -> str:
+    """What a reader is told: the answer where there is one ("" if it is taken back), else the text outside the reasoning.
+
+    >>> final_text("<think>short?</think>A short summary.")
+    'A short summary.'
+    """
+    if FORMAT.find_answer(completion) is None:
+        return FORMAT.outside(completion).strip()
+    return extract_answer(completion) or ""
 
 
 def extract_gsm8k_answer(solution: str) -> str | None:
@@ -995,13 +1098,13 @@ NUMBER = re.compile(
     rf"""(?:[a-z]\s?=\s?)?                                           # x = 12
         (?P<sign>[-+]?)\s?(?P<currency>{CURRENCY}?)\s?(?P<inner>[-+]?)
         (?:(?P<mixed>\d{{1,6}})\s(?=\d{{1,6}}\s?/))?                    # the 1 of 1 1/2
-        (?P<whole>\d{{1,3}}(?:,\d{{3}})+|\d+)?(?P<decimals>\.\d+)?
+        (?P<whole>\d{{1,3}}(?:,\d{{3}})+|\d{{1,2}}(?:,\d{{2}})+,\d{{3}}|\d+)?(?P<decimals>\.\d+)?
         (?:e(?P<exponent>[-+]?\d{{1,3}})|\s?[x×*·]\s?10\^\{{?(?P<power>[-+]?\d{{1,3}})\}}?)?
         (?:\s?/\s?(?P<denominator>\d{{1,3}}(?:,\d{{3}})+|\d+))?
         (?:[\s-]?(?P<size>hundred|thousand|million|billion|trillion)s?)?
         (?P<unit>\s?[%¢°]|\s?{CURRENCY}|\s?°?[a-zµ]+(?:\^?[23])?|\s?[a-zµ]+/[a-zµ]+(?:\^?[23])?|\s(?:square|cubic)\s[a-z]+
-        |\s[a-z]+\s(?:per|an|a)\s[a-z]+|\sper\s[a-z]+|\s?/\s?[a-z]+|\s(?:us\sdollars|degrees\s(?:celsius|fahrenheit)))?
-        (?:\sin\stotal|\sin\sall|\saltogether)?""",
+        |\s[a-z]+\s(?:per|an|a|of)\s[a-z]+|\sper\s[a-z]+|\s?/\s?[a-z]+|\s(?:us\sdollars|degrees\s(?:celsius|fahrenheit)))?
+        (?:\sin\stotal|\sin\sall|\saltogether|\sold)?""",
     re.VERBOSE,
 )
 PLAIN_INTEGER = re.compile(r"-?\d{1,300}", re.ASCII)
@@ -1016,6 +1119,7 @@ NOT_UNITS = frozenset(
     "supposedly apparently seemingly likely unlikely hopefully somewhat something estimate estimated average odd "
     "unsure uncertain guess think hmm wrong incorrect correct right ok okay yes unknown none no not never n/a false true "
     "either or and nor but to until till than then through versus vs with otherwise also else another again wait "
+    "fifth sixth seventh eighth ninth eleventh twelfth twentieth grand mln milliard lac score remainder modulo mod "
     "actually sorry instead rather between more less fewer few most least minimum maximum max some any etc nope nah "
     "above below over under up down short lower higher too if is was are be".split()
 )
@@ -1033,16 +1137,56 @@ UNITS = {
         "yard": "yd yard yards", "mile": "mi mile miles", "milligram": "mg milligram milligrams", "gram": "g gram grams",
         "kilogram": "kg kgs kilo kilos kilogram kilograms", "ounce": "oz ounce ounces",
         "millilitre": "ml millilitre millilitres milliliter milliliters",
-        "litre": "l litre litres liter liters", "gallon": "gal gallon gallons",
+        "litre": "l litre litres liter liters", "gallon": "gal gallon gallons", "pound": "lb lbs",
+        "franc": "chf franc francs", "yuan": "cny yuan", "won": "₩ won", "rouble": "₽", "lira": "₺", "baht": "฿", "peso": "₱",
+        "byte": "byte bytes", "kilobyte": "kb kilobyte kilobytes", "megabyte": "mb megabyte megabytes",
+        "gigabyte": "gb gigabyte gigabytes", "terabyte": "tb terabyte terabytes", "mile per hour": "mph",
+        "degree celsius": "°c", "degree fahrenheit": "°f",
     }.items()
     for spelling in spellings.split()
 }  # fmt: skip
-UNITS["per cent"] = "percent"
+UNITS |= {"per cent": "percent", "degrees celsius": "degree celsius", "degrees fahrenheit": "degree fahrenheit"}
+KNOWN_UNITS = frozenset(UNITS.values())
+PER = re.compile(r"\s?/\s?|\s?\b(?:per|an|a)\s")
+POWERS = {"square": "^2", "cubic": "^3"}
+
+
+def canonical_unit(unit: str) -> tuple[str, ...]:
+    """The parts of a unit that stand above and below its "per", each in one spelling with its power.
+
+    >>> canonical_unit("km/h"), canonical_unit("square meters"), canonical_unit("mph")
+    (('kilometre', 'hour'), ('metre^2',), ('mile', 'hour'))
+    """
+    unit = UNITS.get(unit, unit)
+    if unit in KNOWN_UNITS and " per " not in unit:
+        return (unit,)
+    return tuple(canonical_part(part) for part in PER.split(unit))
+
+
+def canonical_part(part: str) -> str:
+    word, _, rest = part.strip().partition(" ")
+    power = POWERS.get(word, "")
+    base = rest if power else part.strip()
+    if not power and (match := re.fullmatch(r"(.*?)\^?([23])", base)):
+        base, power = match[1], f"^{match[2]}"
+    return UNITS.get(base, base) + power
+
+
+def units_differ(one: str, other: str) -> bool:
+    """Whether both name a unit, at least one of them is known, and they are not the same (or one only adds its "per")."""
+    if not one or not other or one == other:
+        return False
+    first, second = sorted((canonical_unit(one), canonical_unit(other)), key=len)
+    known = any(part.split("^")[0] in KNOWN_UNITS for part in (*first, *second))
+    return known and first != second[: len(first)]
+
+
 DRESSING = "*_`\"'“”‘’ \t\r\n"  # bold, code and quotes around an answer
 LONGEST_NUMBER = 400  # characters; a longer "answer" is not one
 LATEX = [  # how models dress a number in LaTeX, and the plain form of it
-    (re.compile(r"\\(?:boxed|text|mathrm|mathbf|textbf)\s?\{([^{}]{0,100})\}"), r"\1"),
-    (re.compile(r"\\[dt]?frac\s?\{(\d{1,100})\}\s?\{(\d{1,100})\}"), r" \1/\2"),
+    (re.compile(r"\\(?:boxed|text|mathrm|mathbf|textbf)\s?\{([^{}]{0,400})\}"), r" \1 "),
+    (re.compile(r"\\[dt]?frac\s?\{\s?(-?\d{1,100})\s?\}\s?\{\s?(\d{1,100})\s?\}"), r" \1/\2 "),
+    (re.compile(r"\\[dt]?frac\s?(\d)\s?(\d)"), r" \1/\2 "),
     (re.compile(r"\\([$%])"), r"\1"),
     (re.compile(r"\\[,!;: ]|\\left|\\right"), ""),
     (re.compile(r"\{,\}"), ","),
@@ -1050,6 +1194,8 @@ LATEX = [  # how models dress a number in LaTeX, and the plain form of it
     (re.compile(r"\\times|\\cdot"), "×"),
     (re.compile(r"^\\[(\[]|\\[)\]]$"), ""),
 ]
+THIN_SPACES = re.compile(r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3}(?!\d))")  # 1 200 with a space that does not break
+ANNOUNCED = re.compile(r"(?:(?:so|thus|therefore|hence),? )?(?:the )?(?:final |correct )?answer(?: is|:) ")
 
 
 def extract_number(text: str) -> Fraction | None:
@@ -1079,18 +1225,23 @@ def number_and_unit(text: str) -> tuple[Fraction, str] | None:
         return None
     unit = (match["unit"] or "").strip()
     words = re.findall(r"[a-z]+", unit)
-    if any(word in NOT_UNITS or word.removesuffix("s") in NOT_UNITS for word in words) or re.search(r"\dm$", undressed):
+    if any(word in NOT_UNITS or word.removesuffix("s") in NOT_UNITS or "illion" in word for word in words):
+        return None
+    if words and len(unit) < 4 and unit not in UNITS and (len(unit) == 1 or not match["unit"][0].isspace()):
+        return None  # 12n or 3ab is algebra, or a size in letters
+    if re.search(r"\dm$", undressed):
         return None  # "5m" may be metres or millions; "5 m" is metres
     value = value_of(match)
     if value is None:
         return None
-    unit = match["currency"] or unit
+    if match["currency"]:
+        unit = f"{match['currency']} {unit}" if PER.match(unit) else match["currency"]
     return (-value if "-" in (match["sign"], match["inner"]) else value), UNITS.get(unit, unit)
 
 
 def undress_number(text: str) -> str | None:
     """The text in lower case without LaTeX, bold, quotes and final stop; None where it holds digits that are no digits."""
-    text = text.strip(DRESSING)
+    text = text.strip(DRESSING).replace("**", "")
     while len(text) > 2 and text[0] == text[-1] == "$":  # a LaTeX formula; one dollar alone is currency
         text = text[1:-1].strip()
     if "\\" in text or "{" in text:
@@ -1098,12 +1249,12 @@ def undress_number(text: str) -> str | None:
             text = pattern.sub(plain, text).strip()
     text = re.sub(r"(?<=[a-zA-Z])²", "^2", text)  # m² is a unit, 12² is not 122
     text = re.sub(r"(?<=[a-zA-Z])³", "^3", text)
-    text = "".join(vulgar_fraction(char) for char in text)
+    text = THIN_SPACES.sub("", "".join(vulgar_fraction(char) for char in text))
     if any(unicodedata.category(char) == "No" for char in text) or re.search(r"\d\s?M\b", text):
         return None  # superscripts and circled digits, which NFKC would glue to the digits beside them; millions
     text = unicodedata.normalize("NFKC", text).casefold()
     text = text.replace("−", "-").replace("–", "-").strip(DRESSING).removesuffix(".").strip(DRESSING)
-    return " ".join(text.split()) if text.replace("\n", " ").isprintable() else None
+    return ANNOUNCED.sub("", " ".join(text.split()), count=1) if text.replace("\n", " ").isprintable() else None
 
 
 def vulgar_fraction(char: str) -> str:
@@ -1128,21 +1279,51 @@ def value_of(match: re.Match) -> Fraction | None:
     return (value + int(match["mixed"] or 0)) * SIZES.get(match["size"], 1)
 
 
-CODE_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+PYTHON_NAMES = {"py", "python", "python3", "ipython"}
+CODE_START = re.compile(r"(?:def |class |async def |import |from |@|[ \t]+\S)")
+LONGEST_CODE = 100_000  # characters of an answer without fences that are tried as code
 
 
 def extract_code(completion: str) -> str | None:
-    """The Python code of a chat answer: its last fenced block, else the text where it looks like code.
+    """The Python code of a chat answer: its last block marked as Python, else its last block, else the text if it is code.
 
     >>> extract_code("Here it is:\\n```python\\ndef f():\\n    return 1\\n```")
     'def f():\\n    return 1\\n'
     >>> extract_code("You can use a loop.") is None
     True
     """
-    blocks = CODE_BLOCK.findall(completion)
+    blocks = fenced_blocks(completion)
     if blocks:
-        return blocks[-1]
-    return completion if re.match(r"(?:def |import |from |@|[ \t]+\S)", completion) else None
+        python = [code for name, code in blocks if name in PYTHON_NAMES]
+        return (python or [code for _, code in blocks])[-1]
+    text = completion.lstrip("\r\n")
+    return completion if CODE_START.match(text) and len(text) <= LONGEST_CODE and is_python(text) else None
+
+
+def fenced_blocks(text: str) -> list[tuple[str, str]]:
+    """(language, content) of each fenced block, also of one that is never closed; by lines, as Markdown has it."""
+    blocks, name, lines = [], None, []
+    for line in text.splitlines():
+        mark = line.strip()
+        if not mark.startswith("```"):
+            lines.append(line + "\n")
+        elif name is None:
+            name, lines = (mark.strip("`").split() or [""])[0].casefold(), []
+        elif not mark.strip("`"):
+            blocks.append((name, "".join(lines)))
+            name = None
+    return [*blocks, (name, "".join(lines))] if name is not None and lines else blocks
+
+
+def is_python(text: str) -> bool:
+    """Whether the text parses, by itself or as the body of a function."""
+    for source in (text, f"def f():\n{text}"):
+        try:
+            ast.parse(source)
+            return True
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+    return False
 
 
 # --------------------------------------------------------------------------- comparing answers
@@ -1158,16 +1339,28 @@ def same_answer(given: str, gold: str) -> bool:
     >>> same_answer("3 hours", "3 minutes"), same_answer("3 h", "3 hours"), same_answer("3 hours", "3")
     (False, True, True)
     """
-    wanted = number_and_unit(gold) if len(gold) <= LONGEST_NUMBER else None
+    wanted = read_number(gold)
     if wanted is None:
-        return plain_text(given) == plain_text(gold) != ""
-    found = number_and_unit(given) if len(given) <= LONGEST_NUMBER else None
-    return found is not None and found[0] == wanted[0] and not units_differ(found[1], wanted[1])
+        return same_text(given, gold)
+    found = read_number(given)
+    return found is not None and same_number(found, wanted)
 
 
-def units_differ(one: str, other: str) -> bool:
-    known = UNITS.values()
-    return one != other and one in known and other in known
+def read_number(text: str) -> tuple[Fraction, str] | None:
+    return number_and_unit(text) if len(text) <= LONGEST_NUMBER else None
+
+
+def same_number(found: tuple[Fraction, str], wanted: tuple[Fraction, str]) -> bool:
+    """Whether two numbers with their units are the same; 0.5% is not 0.5, though 50% may be called 50."""
+    if found[0] != wanted[0] or units_differ(found[1], wanted[1]):
+        return False
+    return not (found[1] == "percent" and not wanted[1] and abs(wanted[0]) < 1 and wanted[0])
+
+
+def same_text(given: str, gold: str) -> bool:
+    if len(given) > 4 * len(gold) + 100:  # no dressing is that long; and normalising hostile text takes quadratic time
+        return False
+    return plain_text(given) == plain_text(gold) != ""
 
 
 SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹]+")  # compatibility forms would make 122 of 12²
@@ -1190,46 +1383,21 @@ def gold_text(gold: Any) -> str | None:
     >>> gold_text("48 + 24 = 72\\n#### 72"), gold_text(7.0), gold_text(" "), gold_text(float("nan")), gold_text([7])
     ('72', '7.0', None, None, None)
     """
-    if not isinstance(gold, (str, numbers.Number, Decimal)) or gold != gold or gold in (math.inf, -math.inf):
+    if (
+        gold is None
+        or isinstance(gold, (list, tuple, dict, set, bytes))
+        or type(gold).__name__ in ("NAType", "NaTType")
+    ):
         return None
-    text = str(gold)
+    if isinstance(gold, float) and not math.isfinite(gold):
+        return None
+    try:
+        text = str(gold)
+    except ValueError:  # an int of more digits than Python turns into text
+        return None
     if "####" in text:
         text = extract_gsm8k_answer(text) or ""
     return text if is_visible(text.strip(DRESSING)) else None
-
-
-NUMBER_IN_TEXT = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-RETRACTION = re.compile(
-    r"\b(?:wait|actually|correction|rather|instead|mistake|scratch that|i meant|or (?:maybe|perhaps))\b", re.IGNORECASE
-)
-
-
-def stated_answer(completion: str) -> str | None:
-    """The answer, unless what follows it takes it back: another number, or a retraction.
-
-    >>> stated_answer("<answer>12</answer> I hope this helps!"), stated_answer("<answer>12</answer> no wait, 13")
-    ('12', None)
-    """
-    found = FORMAT.answer_and_rest(completion)
-    if found is None:
-        return None
-    answer, rest = found
-    if not rest or rest.isspace():
-        return answer
-    value = extract_number(answer)
-    numbers = (extract_number(text.rstrip(",")) for text in NUMBER_IN_TEXT.findall(rest))
-    return None if RETRACTION.search(rest) or any(number != value for number in numbers) else answer
-
-
-def final_text(completion: str) -> str:
-    """What a reader is told: the answer where there is one ("" if it is taken back), else the text outside the reasoning.
-
-    >>> final_text("<think>short?</think>A short summary.")
-    'A short summary.'
-    """
-    if FORMAT.answer_and_rest(completion) is None:
-        return FORMAT.outside(completion).strip()
-    return stated_answer(completion) or ""
 
 
 # --------------------------------------------------------------------------- the registry
@@ -1308,17 +1476,17 @@ def correctness_reward(completion: str, answer: Any) -> float | None:
     gold = gold_text(answer)
     if gold is None:
         return None
-    given = stated_answer(completion)
+    given = extract_answer(completion)
     return 1.0 if given is not None and (given == gold or same_answer(given, gold)) else 0.0
 
 
 @register
 @reward
-def math_reward(completion: str, answer: Any, time_limit: float = 2.0) -> float | None:
+def math_reward(completion: str, answer: Any, *, time_limit: float = 1.0) -> float | None:
     """Whether the final answer is mathematically equal to the gold: numbers exactly, expressions symbolically.
 
     Returns 0 or 1; None for a missing gold. Plain numbers never leave the fast path; an expression
-    goes to math-verify (Hugging Face) in a process of its own, which is stopped after `time_limit`
+    goes to math-verify (Hugging Face) in a process of its own, which gives up after `time_limit`
     seconds, in whatever thread this runs. A sum left undone (`3 * 4` for 12) is no answer.
 
     >>> math_reward.score(r"<answer>\\frac{1}{2}</answer>", answer="0.5")
@@ -1329,55 +1497,129 @@ def math_reward(completion: str, answer: Any, time_limit: float = 2.0) -> float 
     gold = gold_text(answer)
     if gold is None:
         return None
-    given = stated_answer(completion)
+    given = extract_answer(completion)
     if given is None:
         return 0.0
     if given == gold:
         return 1.0
-    wanted = number_and_unit(gold) if len(gold) <= LONGEST_NUMBER else None
-    found = number_and_unit(given) if len(given) <= LONGEST_NUMBER else None
+    wanted, found = read_number(gold), read_number(given)
     if wanted and found:
-        return 1.0 if found[0] == wanted[0] and not units_differ(found[1], wanted[1]) else 0.0
-    if wanted is None and plain_text(given) == plain_text(gold):
+        return 1.0 if same_number(found, wanted) else 0.0
+    if len(given) > LONGEST_EXPRESSION or len(gold) > LONGEST_EXPRESSION:
+        return 1.0 if wanted is None and same_text(given, gold) else 0.0
+    if wanted is None and not is_mathematics(gold):
+        return 1.0 if same_text(given, gold) else 0.0
+    given, gold = unwrap_formula(given), unwrap_formula(gold)
+    if "".join(given.split()) == "".join(gold.split()):
         return 1.0
-    given, gold = (SUPERSCRIPTS.sub(plain_superscript, text) for text in (given, gold))
     return 1.0 if is_expression(given, gold) and symbolically_equal(gold, given, time_limit) else 0.0
 
 
 MATH_WORDS = frozenset(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt frac dfrac tfrac pi infty infinity cdot "
-    "times div left right boxed text mathrm mathbf begin end pmatrix bmatrix matrix cup cap in mathbb le ge leq geq lt gt "
-    "neq pm alpha beta gamma delta theta lambda mu sigma phi omega circ degree binom sum prod int lim to emptyset quad".split()
+    "times div left right text mathrm mathbf begin end pmatrix bmatrix matrix cup cap in mathbb le ge leq geq lt gt "
+    "ne neq pm alpha beta gamma delta theta lambda mu sigma phi omega circ degree binom sum prod int lim to emptyset".split()
 )
-JUDGEMENTS = re.compile(r"[=<>≤≥≠≈~|;:?,∈∪±]|\\(?:pm|le|ge|leq|geq|neq|lt|gt|approx|sim|cup|in|vee|lor|wedge)(?![a-z])")
+SYNONYMS = [  # one spelling of each relation, so that a gold and an answer can be compared sign by sign
+    (re.compile(rf"\\(?:{names})(?![a-zA-Z])"), f" {sign} ")
+    for names, sign in (("leq?|le", "≤"), ("geq?|ge", "≥"), ("neq?", "≠"), ("lt", "<"), ("gt", ">"), ("cup", "∪"), ("in", "∈"), ("pm", "±"),
+                        ("approx|sim", "≈"), ("vee|lor", "∨"))
+]  # fmt: skip
+JUDGEMENTS = re.compile(r"[=<≤≠≈~|;:?,∈∪±∨]")
 UNDONE = re.compile(r"[\d\s.,(){}+\-−*×·/÷^]+", re.ASCII)
-LONGEST_EXPRESSION = 400  # characters
+OPERATORS = re.compile(r"\\(?:cdot|times|div|left|right|[dt]?frac|[,;! ])")
+STRUCTURE = re.compile(r"\\[a-zA-Z]+|\^|!|(?<![a-zA-Z])(?:sin|cos|tan|log|ln|exp|sqrt|pi)(?![a-zA-Z])")
+SUBSCRIPT = re.compile(r"_\s?\{?\s?(\w+)")
+LETTER = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z])")
+WRAPPERS = (("\\boxed{", "}"), ("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
+LONGEST_EXPRESSION = 200  # characters
+DEEPEST = 12  # brackets within brackets; sympy's time grows fast with them
+
+
+def is_mathematics(gold: str) -> bool:
+    """Whether a gold that is no plain number is to be read as mathematics: a text of words is not."""
+    words = re.findall(r"[^\W\d_]{2,}", gold)
+    return all(word in MATH_WORDS or len(word) == 2 for word in words) and not re.fullmatch(r"\W*[A-Za-z]\W*", gold)
+
+
+def unwrap_formula(text: str) -> str:
+    """The text without bold, final stop, `$…$`, `\\(…\\)` and `\\boxed{…}` around all of it, superscripts as powers."""
+    text = SUPERSCRIPTS.sub(plain_superscript, text).strip(DRESSING).removesuffix(".").strip(DRESSING)
+    for _ in range(4):
+        for opening, closing in WRAPPERS:
+            inner = text[len(opening) : -len(closing)]
+            if (
+                text.startswith(opening)
+                and text.endswith(closing)
+                and len(text) > len(opening + closing)
+                and balanced(inner)
+            ):
+                text = inner.strip()
+    return text
+
+
+def balanced(text: str) -> bool:
+    """Whether every brace is closed after it was opened, so that what stood around the text belonged together."""
+    depth = 0
+    for char in text:
+        depth += (char == "{") - (char == "}")
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def is_expression(given: str, gold: str) -> bool:
-    """Whether `given` is one mathematical expression: no words, no choices or bounds that the gold has not.
+    """Whether `given` is one mathematical expression: no words, no choices, relations or bounds that the gold has not.
 
     >>> is_expression("(x-1)(x+1)", "x^2-1"), is_expression("12 or 13", "12"), is_expression("3 * 4", "12")
     (True, False, False)
     """
-    given = re.sub(r"^\s*\$*[a-zA-Z]\s?=(?!=)", "", given) if "=" not in gold else given
-    if len(given) > LONGEST_EXPRESSION or len(gold) > LONGEST_EXPRESSION or not given.isprintable():
+    numeric = read_number(gold) is not None
+    given = re.sub(r"^\s*[a-zA-Z]\s?=(?!=)", "", given) if numeric else given
+    if (
+        not given.isprintable()
+        or "$" in given
+        or "\\boxed" in given
+        or "\\(" in given
+        or "\\[" in given
+        or too_deep(given)
+    ):
         return False
-    words = {word for word in re.findall(r"[^\W\d_]{2,}", given)}
+    words = set(re.findall(r"[^\W\d_]{2,}", given))
     if any(word not in MATH_WORDS and word not in gold for word in words):
         return False
-    if extract_number(gold) is not None and UNDONE.fullmatch(re.sub(r"\\(?:cdot|times|div)", "*", given).strip("$ ")):
-        return False  # the work is left to the reader
-    plain = [re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text) for text in (given, gold)]
-    asked, wanted = (sorted(JUDGEMENTS.findall(text.replace(">", "<").replace("≥", "≤"))) for text in plain)
-    return asked == wanted
+    if numeric and (not STRUCTURE.search(given) or UNDONE.fullmatch(OPERATORS.sub("*", given))):
+        return False  # the work is left to the reader, or it is a number with something glued to it
+    if SUBSCRIPT.findall(given) != SUBSCRIPT.findall(gold):
+        return False  # the base of a number, which math-verify drops
+    letters, known = (set(LETTER.findall(text)) for text in (given, gold))
+    if any(letter.swapcase() in known and letter not in known for letter in letters):
+        return False  # R is not r, which math-verify takes for the same
+    asked, wanted = relations(given), relations(gold)
+    return asked == wanted and ("," not in asked or given.lstrip("\\ ")[:1] == gold.lstrip("\\ ")[:1])
+
+
+def relations(text: str) -> list[str]:
+    for pattern, sign in SYNONYMS:
+        text = pattern.sub(sign, text)
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text.replace(">", "<").replace("≥", "≤"))
+    return sorted(JUDGEMENTS.findall(text))
+
+
+def too_deep(text: str) -> bool:
+    depth = deepest = 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        deepest = max(deepest, depth)
+    return deepest > DEEPEST
 
 
 class MathWorker:
     """math-verify in a process of its own, so that a time limit holds in any thread, and for any expression.
 
     math-verify's own limits are signals, which work in the main thread only and do not interrupt a
-    long multiplication. Here the process is killed and started anew.
+    long multiplication. Here a signal stops the other process's main thread, and where that does not
+    help it is killed and started anew.
     """
 
     START_LIMIT = 60.0  # seconds to import sympy on a busy machine
@@ -1392,14 +1634,14 @@ class MathWorker:
             if self.process is None or self.process.poll() is not None or self.owner != os.getpid():
                 self._start()
             try:
-                self.process.stdin.write(json.dumps([gold, given]) + "\n")
+                self.process.stdin.write(json.dumps([gold, given, time_limit]) + "\n")
                 self.process.stdin.flush()
-                reply = self.replies.get(timeout=time_limit)
+                reply = self.replies.get(timeout=time_limit + 1.0)  # it stops itself, unless it is deep in C
             except (queue.Empty, OSError):
                 reply = ""
             if not reply:
                 self.stop()
-            return json.loads(reply) if reply else None
+            return json.loads(reply) if reply else None  # null where it stopped itself
 
     def _start(self) -> None:
         self.stop()
@@ -1423,6 +1665,10 @@ class MathWorker:
             replies.put(line)
         replies.put("")  # it has ended
 
+    def forget(self) -> None:
+        """In a forked child: the process and the lock are the parent's."""
+        self.lock, self.process = threading.Lock(), None
+
     def stop(self) -> None:
         if self.process is not None and self.owner == os.getpid():  # a forked child leaves its parent's alone
             self.process.kill()
@@ -1433,7 +1679,7 @@ class MathWorker:
 # Decimals become exact fractions before the comparison, and a numeric "equal" must hold to 60 digits:
 # math-verify alone rounds to 6 decimals, so that 1.414214 would be the square root of 2.
 MATH_WORKER = r"""
-import json, logging, sys
+import json, logging, signal, sys
 logging.disable(logging.CRITICAL)
 try:
     import resource
@@ -1441,11 +1687,17 @@ try:
 except (ImportError, ValueError, OSError):
     pass
 from math_verify import parse, verify
-from sympy import Basic, Expr, Float, Rational, nsimplify
+from sympy import Basic, Expr, Float, MatrixBase, Rational
+
+class Late(BaseException):  # no Exception: sympy and math-verify catch those
+    pass
+
+def late(*_):
+    raise Late
 
 def read(text):
-    text = text.strip().strip("$")
     found = parse("$" + text + "$", parsing_timeout=None) or parse(text, parsing_timeout=None)
+    found = [item.as_immutable() if isinstance(item, MatrixBase) else item for item in found]
     return [exact(item) for item in found if isinstance(item, Basic)]
 
 def exact(item):
@@ -1455,44 +1707,50 @@ def equal(gold, given):
     if not verify([gold], [given], timeout_seconds=None):
         return False
     if isinstance(gold, Expr) and isinstance(given, Expr) and gold.is_number and given.is_number:
-        return abs((gold - given).evalf(60)) < 10 ** -40
+        a, b = gold.doit(), given.doit()
+        if a.is_Rational and b.is_Rational:
+            return a == b
+        return abs((a - b).evalf(120)) <= abs(a.evalf(20)) * Rational(1, 10**100)
     return True
 
 sys.set_int_max_str_digits(0)
 print("ready", flush=True)
 for line in sys.stdin:
-    gold, given = json.loads(line)
+    gold, given, limit = json.loads(line)
+    verdict = None
     try:
+        if hasattr(signal, "setitimer"):
+            signal.signal(signal.SIGALRM, late)
+            signal.setitimer(signal.ITIMER_REAL, limit)
         verdict = any(equal(a, b) for a in read(gold) for b in read(given))
+    except Late:
+        pass
     except (Exception, RecursionError, MemoryError):
         verdict = False
-    print(json.dumps(bool(verdict)), flush=True)
+    finally:
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    print(json.dumps(verdict and bool(verdict)), flush=True)
 """
 _MATH_WORKER = MathWorker()
 
 
-def symbolically_equal(gold: str, given: str, time_limit: float = 2.0) -> bool:
+@functools.lru_cache(maxsize=10_000)
+def symbolically_equal(gold: str, given: str, time_limit: float = 1.0) -> bool:
     """math-verify's verdict with exact arithmetic; False where it takes longer than `time_limit` seconds.
 
     Running out of time is not neutral here: a policy could make it happen at will.
     """
-    try:
-        return _kept_verdict(gold, given, time_limit)
-    except TimeoutError:
-        return False
+    return bool(_MATH_WORKER.ask(gold, given, time_limit))
 
 
-@functools.lru_cache(maxsize=10_000)
-def _kept_verdict(gold: str, given: str, time_limit: float) -> bool:
-    verdict = _MATH_WORKER.ask(gold, given, time_limit)
-    if verdict is None:
-        raise TimeoutError  # an exception is not kept in the cache: a busy machine may answer next time
-    return verdict
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @register
 @reward
-def numeric_closeness_reward(completion: str, answer: Any, within: float = 0.5) -> float | None:
+def numeric_closeness_reward(completion: str, answer: Any, *, within: float = 0.5) -> float | None:
     """How near a numeric answer is to the gold: 1 for exactly right, at most 0.5 for near.
 
     Returns 1 for the exact value, else 0.5 falling linearly to 0 at a relative error of `within`
@@ -1502,22 +1760,22 @@ def numeric_closeness_reward(completion: str, answer: Any, within: float = 0.5) 
     0.4
     """
     gold = gold_text(answer)
-    wanted = number_and_unit(gold) if gold is not None and len(gold) <= LONGEST_NUMBER else None
+    wanted = read_number(gold) if gold is not None else None
     if wanted is None:
         return None
-    given = stated_answer(completion) or ""
-    found = number_and_unit(given) if len(given) <= LONGEST_NUMBER else None
+    found = read_number(extract_answer(completion) or "")
     if found is None or units_differ(found[1], wanted[1]):
         return 0.0
-    if found[0] == wanted[0]:
+    if same_number(found, wanted):
         return 1.0
     error = abs(found[0] - wanted[0]) / max(abs(wanted[0]), 1) / Fraction(within)
     return 0.5 * float(1 - error) if error < 1 else 0.0
 
 
 CHOICE = re.compile(
-    r"(?:(?:the )?(?:correct )?(?:answer|option|choice)(?: is)?:? )?\(?([a-z])\)?(?:[.):]|$)\s*(.*)", re.DOTALL
+    r"(?:(?:the )?(?:correct )?(?:answer|option|choice)(?: is)?:? )?\(?([a-z])\)?(?:[.):]|\s|$)\s*(.*)", re.DOTALL
 )
+LONGEST_CHOICE = 200  # characters around the text of a choice
 
 
 @register
@@ -1537,19 +1795,22 @@ def multiple_choice_reward(completion: str, answer: Any, choices: Any = None) ->
     wanted = choice_index(answer, texts)
     if wanted is None:
         return None
-    given = plain_text(stated_answer(completion) or "")
-    match = CHOICE.fullmatch(given)
-    if texts and texts.count(given) == 1 and not (match and not match[2]):
+    given = extract_answer(completion) or ""
+    if len(given) > LONGEST_CHOICE + max(map(len, texts), default=0):
+        return 0.0
+    given = plain_text(unwrap_formula(given)).strip("[]")
+    if texts.count(given) == 1:  # the text first: a choice may be called "b" and not be the second
         return 1.0 if texts.index(given) == wanted else 0.0
+    match = CHOICE.fullmatch(given)
     if not match or ord(match[1]) - ord("a") != wanted:
         return 0.0
     return 1.0 if not match[2] or (texts and plain_text(match[2]) == texts[wanted]) else 0.0
 
 
 def choice_index(answer: Any, texts: list[str]) -> int | None:
-    """Which choice the gold means, from 0: an index, a letter, or a choice's text; None for none."""
-    if isinstance(answer, int) and not isinstance(answer, bool):
-        return answer if 0 <= answer < (len(texts) or 26) else None
+    """Which choice the gold means, from 0: a choice's text, an index, or a letter; None for none."""
+    if isinstance(answer, numbers.Integral) and not isinstance(answer, bool):
+        return int(answer) if 0 <= answer < (len(texts) or 26) else None
     gold = plain_text(gold_text(answer) or "")
     if gold in texts:
         return texts.index(gold)
@@ -1595,16 +1856,24 @@ def bleu_scorer() -> Any:
 
 @register
 @reward(claims_correctness=False)
-def rouge_reward(completion: str, answer: Any, kind: str = "rougeL") -> float | None:
+def rouge_reward(completion: str, answer: Any, *, kind: str = "rougeL") -> float | None:
     """How much of a reference text the final text covers, as an F-measure (ROUGE, rouge-score).
 
-    Returns 0 to 1 (Lin 2004); None for a missing reference. `kind` is rouge1, rouge2 or rougeL.
+    Returns 0 to 1 (Lin 2004); None for a missing reference. `kind` is rouge1, rouge2 or rougeL. Of a
+    long text the first 1,000 words are compared, because ROUGE-L takes quadratic time.
 
     >>> rouge_reward.score("<answer>the cat sat</answer>", answer="the cat sat")
     1.0
     """
     pair = reference_and_text(completion, answer)
-    return None if pair is None else rouge_scorer(kind).score(*pair)[kind].fmeasure
+    if pair is None:
+        return None
+    reference, text = (WORD.findall(part) for part in pair)
+    score = rouge_scorer(kind).score(*(" ".join(words[:MOST_COMPARED]) for words in (reference, text)))[kind].fmeasure
+    return score * min(1.0, len(reference) / len(text)) if len(text) > MOST_COMPARED else score
+
+
+MOST_COMPARED = 1_000  # words
 
 
 @functools.cache
@@ -1637,17 +1906,20 @@ def json_reward(completion: str, schema: Any) -> float | None:
     >>> json_reward.score('<answer>{"age": "old"}</answer>', schema={"type": "object", "properties": {"age": {"type": "integer"}}})
     0.6
     """
-    validator = json_validator(schema if isinstance(schema, str) else json.dumps(schema))
+    validator = json_validator(schema if isinstance(schema, str) else json.dumps(schema, default=str))
     if validator is None:
         return None
     text = final_text(completion)
     fenced = FENCE.fullmatch(text)
     try:
         value = json.loads(
-            fenced[1] if fenced else text, parse_constant=refuse_constant, object_pairs_hook=refuse_doubles
+            fenced[1] if fenced else text,
+            parse_constant=refuse_constant,
+            parse_float=finite_float,
+            object_pairs_hook=refuse_doubles,
         )
         return round(PARSED + (1 - PARSED) * schema_share(validator, value), 9)
-    except (ValueError, RecursionError):
+    except (ValueError, ArithmeticError, RecursionError):
         return 0.0
 
 
@@ -1658,11 +1930,63 @@ def json_validator(schema: str) -> Any:
 
     try:
         parsed = json.loads(schema)
-        validator = jsonschema.validators.validator_for(parsed, jsonschema.Draft202012Validator)
-        validator.check_schema(parsed)
-        return validator(parsed) if isinstance(parsed, dict) and parsed else None
+        if (
+            not isinstance(parsed, dict)
+            or not parsed
+            or not all(reference_exists(parsed, r) for r in references(parsed))
+        ):
+            return None
+        kind = jsonschema.validators.validator_for(parsed, jsonschema.Draft202012Validator)
+        kind.check_schema(parsed)
+        return jsonschema.validators.extend(kind, {"uniqueItems": unique_items})(parsed)
     except (ValueError, RecursionError, jsonschema.SchemaError):
         return None
+
+
+def references(schema: Any) -> Iterable[Any]:
+    """Every `$ref` in a schema."""
+    if isinstance(schema, dict):
+        yield from ([schema["$ref"]] if "$ref" in schema else [])
+        schema = list(schema.values())
+    for part in schema if isinstance(schema, list) else ():
+        yield from references(part)
+
+
+def reference_exists(schema: Any, reference: Any) -> bool:
+    """Whether a `$ref` points into the schema itself: nothing is fetched."""
+    if not isinstance(reference, str) or not re.match(r"#(/|$)", reference):
+        return False
+    for name in reference.split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        if not isinstance(schema, dict) or name not in schema:
+            return False
+        schema = schema[name]
+    return True
+
+
+def unique_items(validator: Any, wanted: bool, value: Any, schema: Any) -> Iterable[Any]:
+    """jsonschema's own compares every pair, which a long list of a policy's turns into minutes."""
+    from jsonschema import ValidationError
+
+    if wanted and isinstance(value, list) and len({canonical_json(item) for item in value}) < len(value):
+        yield ValidationError("the items are not all different")
+
+
+def canonical_json(value: Any) -> str:
+    """Text that is equal for equal JSON values: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, list):
+        return f"[{','.join(map(canonical_json, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(key)}:{canonical_json(value[key])}" for key in sorted(value)) + "}"
+    return json.dumps(value)
+
+
+def finite_float(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is no number that can be held")
+    return value
 
 
 def refuse_constant(name: str) -> None:
@@ -1678,6 +2002,7 @@ def refuse_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 NOT_DEMANDS = {"properties", "required", "then", "else", "$schema", "$id", "$defs", "definitions", "title", "description",
                "default", "examples", "$comment"}  # fmt: skip
 TOGETHER = {
+    "items": ("prefixItems",),
     "if": ("then", "else"),
     "contains": ("minContains", "maxContains"),
     "additionalProperties": ("patternProperties",),
@@ -1692,7 +2017,8 @@ def schema_share(validator: Any, value: Any) -> float:
     properties, required = schema.get("properties", {}), schema.get("required", [])
     held = []
     for keyword in schema.keys() - NOT_DEMANDS:
-        demand = {name: schema[name] for name in (keyword, *TOGETHER.get(keyword, ())) if name in schema}
+        together = schema if keyword.startswith("unevaluated") else (keyword, *TOGETHER.get(keyword, ()))
+        demand = {name: schema[name] for name in together if name in schema}
         if keyword == "additionalProperties":
             demand["properties"] = dict.fromkeys(properties, True)  # judged below, one by one
         held.append(float(validator.evolve(schema=demand).is_valid(value)))
@@ -1718,19 +2044,30 @@ def countdown_reward(completion: str, numbers: Sequence[int], target: Any) -> fl
     0.0
     """
     wanted = extract_number(str(target)) if target is not None else None
-    if wanted is None or not numbers:
+    given_numbers = whole_numbers(numbers)
+    if wanted is None or not given_numbers:
         return None
-    expression, equals, result = (stated_answer(completion) or "").strip("$ `*").partition("=")
+    expression, equals, result = unwrap_formula(extract_answer(completion) or "").partition("=")
     found = arithmetic(expression)
     if found is None or (equals and extract_number(result) != wanted):
         return 0.0
     value, used = found
-    return 1.0 if value == wanted and sorted(used) == sorted(int(n) for n in numbers) else 0.0
+    return 1.0 if value == wanted and sorted(used) == sorted(given_numbers) else 0.0
+
+
+def whole_numbers(values: Any) -> list[int]:
+    """The values as ints; empty where one of them is not a whole number."""
+    try:
+        found = [(value, int(value)) for value in values]
+    except (TypeError, ValueError, OverflowError):
+        return []
+    return [whole for _, whole in found] if all(value == whole for value, whole in found) else []
 
 
 LONGEST_SUM = 300  # characters
 SUM = re.compile(r"[\d\s()+\-*/]+", re.ASCII)
 SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-"})
+LATEX_SIGNS = ((re.compile(r"\\times|\\cdot|(?<=[\d) ])x(?=[\d( ])"), "*"), (re.compile(r"\\div"), "/"))
 
 
 def arithmetic(expression: str) -> tuple[Fraction, list[int]] | None:
@@ -1739,8 +2076,12 @@ def arithmetic(expression: str) -> tuple[Fraction, list[int]] | None:
     >>> arithmetic("(5 - 3) × 4"), arithmetic("9**9**9"), arithmetic("1 / 0")
     ((Fraction(8, 1), [5, 3, 4]), None, None)
     """
+    if len(expression) > LONGEST_SUM:
+        return None
     text = expression.translate(SIGNS).strip()
-    if len(text) > LONGEST_SUM or not SUM.fullmatch(text) or "**" in text or "//" in text:
+    for pattern, sign in LATEX_SIGNS if "0x" not in text else ():
+        text = pattern.sub(sign, text)
+    if not SUM.fullmatch(text) or "**" in text or "//" in text:
         return None
     used: list[int] = []
 
@@ -1789,7 +2130,7 @@ def schedule_reward(completion: str, events: Any) -> float | None:
     if not known:
         return None
     chosen: list[tuple[int, int, str]] = []
-    for line in (stated_answer(completion) or "").splitlines():
+    for line in (extract_answer(completion) or "").splitlines():
         match = CLOCK.fullmatch(line.strip()) if len(line) <= LONGEST_LINE else None
         if line.strip() and not match:
             return 0.0
@@ -1843,7 +2184,7 @@ def count_tokens(completion: str, completion_ids: Sequence[int] | None) -> int:
 @register
 @reward
 def length_reward(
-    completion: str, completion_ids: Sequence[int] | None = None, shortest: int = 20, longest: int = 200
+    completion: str, completion_ids: Sequence[int] | None = None, *, shortest: int = 20, longest: int = 200
 ) -> float:
     """Whether the completion's length lies in a band, in tokens.
 
@@ -1862,7 +2203,7 @@ def length_reward(
 @register
 @reward
 def cosine_length_reward(
-    completion: str, answer: Any, completion_ids: Sequence[int] | None = None, max_tokens: int = 512,
+    completion: str, answer: Any, completion_ids: Sequence[int] | None = None, *, max_tokens: int = 512,
     right_short: float = 1.0, right_long: float = 0.5, wrong_short: float = 0.0, wrong_long: float = 0.0,
 ) -> float | None:  # fmt: skip
     """Whether the answer is right, worth more when short, on a cosine over the length (clamped beyond it).
@@ -1887,7 +2228,7 @@ def cosine_length_reward(
 @register
 @reward
 def soft_overlong_reward(
-    completion: str, completion_ids: Sequence[int] | None = None, max_tokens: int = 512, buffer_tokens: int = 128
+    completion: str, completion_ids: Sequence[int] | None = None, *, max_tokens: int = 512, buffer_tokens: int = 128
 ) -> float:
     """Whether the completion stays clear of the length limit: DAPO's soft punishment, moved up by 1.
 
@@ -1920,7 +2261,7 @@ def first_words(text: str) -> list[str]:
 
 @register
 @reward
-def repetition_reward(completion: str, n: int = 3) -> float:
+def repetition_reward(completion: str, *, n: int = 3) -> float:
     """How little the completion repeats itself: the share of its n-grams that are different.
 
     Returns 0 to 1: 1 where no n-gram of words occurs twice, near 0 for a loop; a completion of fewer
@@ -1942,7 +2283,7 @@ SENTENCE_END = re.compile(r"\n|(?<=[.!?])\s")
 
 @register
 @reward
-def reasoning_steps_reward(completion: str, steps: int = 3) -> float:
+def reasoning_steps_reward(completion: str, *, steps: int = 3) -> float:
     """Whether the reasoning has several different steps: lines or sentences of at least three words.
 
     Returns 0 to 1, reached at `steps`. A repeated step counts once, and "First, First, First" is none:
@@ -1970,7 +2311,7 @@ UNWANTED = (
 
 @register
 @reward
-def style_reward(completion: str, unwanted: Sequence[str] = UNWANTED) -> float:
+def style_reward(completion: str, *, unwanted: Sequence[str] = UNWANTED) -> float:
     """How free the text outside the reasoning is of unwanted patterns (regular expressions, any case).
 
     Returns 1 for none, 0.25 less for each different pattern that occurs, not below 0; 0 for an empty
@@ -1991,7 +2332,7 @@ def compiled(pattern: str) -> re.Pattern:
 
 @register
 @reward
-def diversity_reward(completions: Sequence[str], n: int = 2) -> list[float]:
+def diversity_reward(completions: Sequence[str], *, n: int = 2) -> list[float]:
     """How different a completion is from the others of its group, against mode collapse.
 
     Returns for each 0 (all others have the same n-grams of words) to 1 (they share none): the mean
@@ -2036,13 +2377,14 @@ class Judge:
         concurrency: calls under way at once.
         timeout: seconds for one try. max_retries: further tries on 429, 5xx and lost connections, with
             the client's exponential backoff and jitter.
-        max_calls, max_cost: the budget; what lies beyond it is not called. Cost in dollars, from
-            `price_in` and `price_out` in dollars per million tokens.
+        max_calls, max_cost: the budget; what lies beyond it is not called. A call with its retries counts
+            once. Cost in dollars, from `price_in` and `price_out` in dollars per million tokens: without
+            them only the calls are limited. Calls under way may pass it by their own cost.
         cache: a SQLite file that keeps every grade, so that a repeated run costs nothing; None for none.
     """
 
     model: str = ""
-    base_url: str | None = None
+    base_url: str | None = field(default=None, repr=False)  # it may hold a password; `host` is shown instead
     api_key: str | None = field(default=None, repr=False)
     rubric: str = JUDGE_RUBRIC
     concurrency: int = 8
@@ -2053,17 +2395,21 @@ class Judge:
     price_in: float = 0.0
     price_out: float = 0.0
     cache: str | os.PathLike | None = None
-    calls: int = field(default=0, init=False)
-    cost: float = field(default=0.0, init=False)
-    cache_hits: int = field(default=0, init=False)
+    host: str = field(default="", init=False)
+    calls: int = field(default=0, init=False, repr=False)  # the repr names the reward: it must not change
+    cost: float = field(default=0.0, init=False, repr=False)
+    cache_hits: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._client = self._gate = self._owner = None
+        self._graded = 0
+        self.host = urlsplit(self.base_url or "").hostname or ""
 
     def _ready(self) -> None:
         """The client and the limit of this process's event loop. Raises ValueError where no model is named."""
         self.model = self.model or os.environ.get("JUDGE_MODEL", "")
         self.base_url = self.base_url or os.environ.get("JUDGE_BASE_URL")
+        self.host = urlsplit(self.base_url or "").hostname or ""
         if not self.model:
             raise ValueError(
                 "judge_reward needs a model: set JUDGE_MODEL (and JUDGE_BASE_URL), "
@@ -2120,23 +2466,34 @@ class Judge:
                     temperature=0.0,
                     max_tokens=64,
                 )
-            except openai.APIStatusError as error:
-                if error.status_code in RETRIED or error.status_code >= 500 or error.status_code == 400:
-                    raise RewardFailure(f"the judge answered {error.status_code} to every try") from error
+            except openai.APIStatusError as error:  # "from None": its text may repeat what was sent, the key too
+                once_fine = error.status_code in (400, 422) and self._graded  # then it is this answer, not the settings
+                if error.status_code in RETRIED or error.status_code >= 500 or once_fine:
+                    raise RewardFailure(f"the judge answered {error.status_code} to every try") from None
                 raise ValueError(
-                    f"the judge refuses: {error.status_code} {shortened(error.message, 200)}; check model, base_url and key"
-                ) from error
+                    f"the judge refuses: {error.status_code} {self._redacted(error.message)}; check model, base_url and key"
+                ) from None
             except openai.APIConnectionError as error:  # a timeout is one too
-                raise RewardFailure(
-                    f"the judge at {self.base_url or 'the default address'} cannot be reached: {error}"
-                ) from error
-            if reply.usage:
-                self.cost += (
-                    reply.usage.prompt_tokens * self.price_in + reply.usage.completion_tokens * self.price_out
-                ) / 1e6
-        grade = read_grade(reply.choices[0].message.content if reply.choices else None)
+                where = self.host or "the default address"
+                raise RewardFailure(f"the judge at {where} cannot be reached: {self._redacted(str(error))}") from None
+            except (openai.OpenAIError, ValueError) as error:
+                raise RewardFailure(f"the judge's reply cannot be read: {self._redacted(str(error))}") from None
+            try:
+                used, content = reply.usage, reply.choices[0].message.content
+                if used and used.prompt_tokens is not None and used.completion_tokens is not None:
+                    self.cost += (used.prompt_tokens * self.price_in + used.completion_tokens * self.price_out) / 1e6
+            except (AttributeError, TypeError, IndexError):
+                raise RewardFailure("the judge's reply is no chat completion") from None
+        grade = read_grade(content)
+        self._graded += 1
         self._keep(key, grade)
         return grade
+
+    def _redacted(self, text: str) -> str:
+        """An error's text without anything that looks like a key."""
+        secret = self.api_key or os.environ.get("JUDGE_API_KEY") or os.environ.get("OPENAI_API_KEY") or ""
+        text = text.replace(secret, "…") if secret else text
+        return shortened(re.sub(r"(?i)\b(?:sk-|bearer\s+|api[-_]?key\W{1,3})\S+", "…", text), 200)
 
     def _kept(self, key: str) -> float | None:
         rows = self._sql("SELECT grade FROM grades WHERE key = ?", key)
@@ -2150,7 +2507,7 @@ class Judge:
         if self.cache is None:
             return []
         try:
-            with sqlite3.connect(self.cache, timeout=10) as connection:
+            with sqlite3.connect(self.cache, timeout=1) as connection:
                 connection.execute("CREATE TABLE IF NOT EXISTS grades (key TEXT PRIMARY KEY, grade REAL)")
                 return connection.execute(statement, values).fetchall()
         except sqlite3.Error as error:
@@ -2179,7 +2536,7 @@ DEFAULT_JUDGE = Judge()
 
 @register
 @reward
-async def judge_reward(completion: str, prompt: Any, answer: Any = None, judge: Judge = DEFAULT_JUDGE) -> float:
+async def judge_reward(completion: str, prompt: Any, answer: Any = None, *, judge: Judge = DEFAULT_JUDGE) -> float:
     """What a language model behind an OpenAI-compatible endpoint thinks of the final text, by a rubric.
 
     Returns 0 to 1. Only the text outside the reasoning is shown to the judge; an empty one gets 0
@@ -2211,7 +2568,7 @@ def question_text(prompt: str | Sequence[dict[str, Any]]) -> str:
 @register
 @reward(high=0.0)
 def debug_reward(
-    completions: Sequence[str], log_extra: Callable, trainer_state: Any, answer: Any = None, every: int = 10
+    completions: Sequence[str], log_extra: Callable, trainer_state: Any, answer: Any = None, *, every: int = 10
 ) -> list[float]:
     """Always 0: prints a completion of the group now and then, and logs what extraction finds in each.
 

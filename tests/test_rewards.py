@@ -727,10 +727,18 @@ def test_extract_gsm8k_answer():
     assert extract_gsm8k_answer("no marker") is extract_gsm8k_answer("empty ####  ") is None
 
 
-def test_extract_code_takes_the_last_block_or_bare_code():
-    assert extract_code("```python\na = 1\n```\nbetter:\n```\nb = 2\n```") == "b = 2\n"
-    assert extract_code("    return 1") == "    return 1"
-    assert extract_code("Sure, I can help.") is None
+@pytest.mark.parametrize(
+    "text, code",
+    [
+        ("```python\na = 1\n```\nbetter:\n```python\nb = 2\n```", "b = 2\n"), ("```\na = 1\n```\n```\nb = 2\n```", "b = 2\n"),
+        ("```bash\nls\n```\nThen:\n```python\nx = 1\n```", "x = 1\n"), ("```python\na = 1\n```\nprints:\n```\n12\n```", "a = 1\n"),
+        ("```python3\na = 1\n```\nprose\n```python3\nb = 2\n```", "b = 2\n"), ('```python title="a"\na = 1\n```', "a = 1\n"),
+        ("```python\r\na = 1\r\n```", "a = 1\n"), ("```python\nb = 2", "b = 2\n"), ("    return 1", "    return 1"),
+        ("\nclass A:\n    pass", "\nclass A:\n    pass"), ("Sure, I can help.", None), ("import the module and go", None), ("", None),
+    ],
+)  # fmt: skip
+def test_extract_code_takes_the_last_python_block_or_bare_code(text, code):
+    assert extract_code(text) == code
 
 
 def perturbed(gold: str, value: Fraction) -> list[str]:
