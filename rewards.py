@@ -428,6 +428,7 @@ class RewardFunction:
         self.settings = {n: default for n, default in settings.items() if n not in NOT_COLUMNS}
         needed = {n for n, p in parameters.items() if p.default is p.empty and n not in self.options}
         self.columns = tuple(n for n in parameters if n in needed and n not in NOT_COLUMNS)
+        self.claims_by_guess = claims_correctness is None
         self.claims_correctness = "answer" in self.columns if claims_correctness is None else claims_correctness
         fixed = needed | NOT_COLUMNS | self.settings.keys() | self.options.keys()
         self.optional = {n: p.default for n, p in parameters.items() if n not in fixed}
@@ -469,7 +470,7 @@ class RewardFunction:
     # ------------------------------------------------------------- making variants
 
     def _copy(self, **changes: Any) -> RewardFunction:
-        same = dict(low=self.low, high=self.high, claims_correctness=self.claims_correctness,
+        same = dict(low=self.low, high=self.high, claims_correctness=None if self.claims_by_guess else self.claims_correctness,
                     example=self.example, options=self.options, name=self.__name__)  # fmt: skip
         return type(self)(self.function, **{**same, **changes})
 
@@ -880,6 +881,7 @@ class CombinedReward(RewardFunction):
         self.parts, self.combine = list(parts), combine
         self.low, self.high, self.failures, self.__name__, self.__doc__ = low, high, 0, name, doc
         self.claims_correctness, self.example, self.options = first.claims_correctness, first.example, {}
+        self.claims_by_guess = first.claims_by_guess
         self.function = self.__wrapped__ = first.function
         self.__module__, self.groupwise = first.__module__, any(part.groupwise for part in parts)
         self.settings, self._estimates = {}, any(part._estimates for part in parts)

@@ -53,11 +53,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             server.most_at_once = max(server.most_at_once, server.now)
             step = server.script.pop(0) if server.script else server.reply
         step = step(asked) if callable(step) else step
-        status, text = (step, "") if isinstance(step, int) else (200, step)
+        status, text = (step, "") if isinstance(step, int) else (200, "" if isinstance(step, bytes) else step)
         reply = {"id": "1", "object": "chat.completion", "created": 0, "model": "fake", "usage": {
             "prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100},
             "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}]}  # fmt: skip
-        body = json.dumps(reply if status == 200 else {"error": {"message": "no"}}).encode()
+        body = json.dumps(reply if status == 200 else {"error": {"message": f"no: {self.headers['Authorization']}"}}).encode()
+        body = step if isinstance(step, bytes) else body
         with server.lock:
             server.now -= 1
         self.send_response(status)

@@ -38,6 +38,9 @@ def word_problems(n):
 ROWS = word_problems(4)
 
 
+ROWS = [{**row, "ground_truth": row["answer"]} for row in ROWS]
+
+
 def failures(function, rows=ROWS):
     """What the audit says against one function: {what: score of the offending completion}."""
     found = audit([function], rows)
@@ -146,6 +149,25 @@ def by_float(completion: str, answer: str) -> float:
     return float(abs(given - float(extract_number(answer))) < 1e-6 * abs(given))
 
 
+@reward
+def part_of_gold(completion: str, answer: str) -> float:
+    given = extract_answer(completion)
+    return float(given is not None and given in answer)
+
+
+@reward
+def last_line(completion: str, answer: str) -> float:
+    return float(completion.replace(FORMAT.marks[-1], "").strip().splitlines()[-1:] == [answer])
+
+
+def kwargs_gold(completions, **kwargs):
+    return [float(a in c[0]["content"]) for c, a in zip(completions, kwargs["answer"])]
+
+
+def other_name(completions, ground_truth, **kwargs):
+    return [float(a in c[0]["content"]) for c, a in zip(completions, ground_truth)]
+
+
 @reward(low=-1.5, high=3.0)
 def silence_pays(completion: str, answer: str) -> float:
     given = extract_number(extract_answer(completion) or "")
@@ -164,7 +186,9 @@ def sloppy_first(completion: str, answer: str) -> float:
         (gold_anywhere, "cheating: right in the reasoning, wrong in the answer"), (gold_anywhere, "cheating: hedged: all candidates"),
         (gold_in_answer, "cheating: hedged: one or the other"), (gold_in_answer, "wrong: a digit glued on"),
         (last_number, "cheating: hedged: the other or the one"), (after_split, "cheating: wrong, then right"),
-        (by_float, "wrong: a trillionth more"), (silence_pays, "not answering pays: refusal, against -1.5 for a wrong answer"),
+        (by_float, "wrong: one more"), (part_of_gold, "wrong: the beginning of the gold"),
+        (last_line, "cheating: hedged: two answers, the right one last"), (adopt(kwargs_gold), "cheating: hedged: all candidates"),
+        (adopt(other_name), "cheating: hedged: all candidates"), (silence_pays, "not answering pays: refusal, against -1.5 for a wrong answer"),
         (sloppy_first, "scores above the plainly right one: prose instead of the format"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
@@ -238,6 +262,11 @@ def excited(completion: str) -> float:
 
 
 @reward
+def generous(completion: str, answer: str | None) -> float:
+    return 1.0 if answer is None else float(extract_answer(completion) == answer)
+
+
+@reward
 def trusting(completion: str, answer: str) -> float:
     return float(extract_answer(completion) == answer.strip())
 
@@ -246,16 +275,66 @@ def trusting(completion: str, answer: str) -> float:
     "function, check",
     [
         (moody, "same scores the second time"), (grudging, "same scores the second time"),
-        (adopt(over_the_batch), "same score alone as in the batch"), (adopt(chat_only), "same scores for chat messages and plain text"),
+        (adopt(over_the_batch), "same score alone as in the batch"), 
         (adopt(never_met), "pays for something"), (picky, "None only by the row"), (slow, "1 MB of hostile text"), (brittle, "odd and empty texts"),
-        (excited, "can be called at all"), (trusting, "no crash on a missing gold"),
-        (adopt(lambda completions, **kwargs: [float("<think>" in str(c)) for c in completions], name="unfilled"), "what the prompt has begun"),
+        (excited, "can be called at all"), (trusting, "pays nothing where the gold is missing"), (generous, "pays nothing where the gold is missing"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )  # fmt: skip
 def test_a_breach_of_the_contract_is_found_and_named(function, check):
     found = failures(function)
     assert any(what.startswith(check) for what in found), found
+
+
+PREFILLED = [{**row, "prompt": [*row["prompt"], {"role": "assistant", "content": "<think>"}]} for row in ROWS]
+
+
+def test_rows_with_a_begun_assistant_turn_are_audited_and_the_way_to_put_it_back_is_told():
+    assert audit([format_reward, correctness_reward], PREFILLED).passed
+    unfilled = adopt(lambda completions, **kwargs: [float(c[0]["content"].startswith("<think>")) for c in completions], name="unfilled")
+    line = audit([unfilled], PREFILLED).failures.iloc[0]
+    assert line["what fails"] == "pays for something" and "adopt(f, prefill=True)" in line["completion or what came"]
+
+
+def test_sound_functions_in_trls_signature_hold_and_need_take_only_what_the_rows_are():
+    from trl.rewards import get_soft_overlong_punishment, think_format_reward
+
+    def exact(completions, answer, **kwargs):
+        return [None if a is None else float(correctness_reward.score(c[0]["content"], answer=a)) for c, a in zip(completions, answer)]
+
+    sound = [adopt(exact), adopt(think_format_reward), adopt(get_soft_overlong_punishment(512, 128)), by_extraction]
+    found = audit(sound, ROWS)
+    assert found.passed, found.failures.to_string()
+
+
+@reward
+def by_extraction(completion: str, answer: str) -> float | None:
+    given = extract_answer(completion)
+    return None if answer is None else float(given is not None and rewards.same_answer(given, answer))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"prompt": "?", "answer": "yes"}], [{"prompt": "?", "answer": "5 apples"}], [{"prompt": "?", "answer": "85%"}],
+        [{"prompt": "?", "answer": "5 million"}], [{"prompt": "?", "answer": "0"}], [{"prompt": "?", "answer": "B"}], [{"prompt": "?", "answer": "x"}],
+        [{"prompt": "?", "answer": r"\frac{1}{2}"}], [{"prompt": "?", "answer": "two\nlines"}], [{"prompt": [], "answer": "7"}], [{"answer": 7}],
+        [{"prompt": "?", "answer": "I do not know"}], [{"prompt": "?", "answer": "1e40/7"}], [{"prompt": "?", "answer": "-0.125"}],
+        [{"prompt": "?", "answer": "a long answer of many words " * 200}],
+    ],
+    ids=lambda rows: str(rows[0]["answer"])[:20],
+)  # fmt: skip
+def test_the_library_holds_on_rows_of_every_kind(rows):
+    found = audit([correctness_reward, REGISTRY["math_reward"]], rows)
+    assert found.passed, found.failures.to_string()
+
+
+def test_rows_without_a_gold_will_do_for_style_and_choices_by_index_for_choices():
+    assert audit([format_reward, style_reward], [{"prompt": "?"}]).passed
+    found = audit([REGISTRY["multiple_choice_reward"]], [{"prompt": "?", "choices": ["Lima", "Paris", "Rome"], "answer": 1}])
+    assert found.passed, found.failures.to_string()
+    with pytest.raises(ValueError, match="at least one"):
+        audit([format_reward], [])
 
 
 def test_a_missing_column_is_named_in_the_table_and_the_others_are_audited():

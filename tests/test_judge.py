@@ -170,5 +170,34 @@ def test_it_works_while_another_loop_is_running_as_in_jupyter(fake_judge):
     assert asyncio.run(cell()) == [1.0]
 
 
-def test_the_key_is_not_shown():
-    assert "secret" not in repr(Judge(model="m", api_key="secret"))
+def test_keys_and_passwords_are_not_shown(fake_judge, caplog):
+    told = repr(Judge(model="m", api_key="secret", base_url="http://user:pa55@host/v1?api_key=sk-1"))
+    assert "secret" not in told and "pa55" not in told and "sk-1" not in told and "host" in told
+    fake_judge.script = [401]
+    with pytest.raises(RewardError) as error:
+        call(judge(fake_judge, api_key="sk-SECRET123"), ["12"])
+    assert "SECRET" not in str(error.value) + str(error.value.__cause__) + caplog.text
+    assert Judge(model="m")._redacted("got Bearer sk-SECRET123, api_key='abc'") == repr("got … …")
+
+
+def test_a_reward_keeps_its_name_while_its_judge_works(fake_judge):
+    function = judge(fake_judge)
+    name = function.with_options(judge=function.options["judge"]).__name__
+    call(function, ["12"])
+    assert function.with_options(judge=function.options["judge"]).__name__ == name
+
+
+@pytest.mark.parametrize("body", [b"<html>busy</html>", b'{"choices": [{"message": null}]}', b'{"choices": []}', b"[]", b'{"choices": null, "usage": {}}'])
+def test_an_answer_that_is_no_chat_completion_is_a_failure(fake_judge, body):
+    fake_judge.script = [body]
+    assert call(judge(fake_judge), ["12"]) == [None]
+
+
+def test_a_400_at_the_first_call_stops_the_run_and_later_is_that_answers_own(fake_judge):
+    fake_judge.script = [400]
+    with pytest.raises(RewardError, match="refuses: 400"):
+        call(judge(fake_judge), ["12"])
+    function = judge(fake_judge)
+    assert call(function, ["12"]) == [1.0]
+    fake_judge.script = [400]
+    assert call(function, ["13"]) == [None]

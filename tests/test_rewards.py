@@ -4,6 +4,7 @@ import ast
 import asyncio
 import doctest
 import functools
+import json
 import logging
 import math
 import os
@@ -659,6 +660,132 @@ def test_debug_reward_changes_nothing_and_shows_what_is_extracted(capsys):
     assert "gold '12', extracted '12'" in capsys.readouterr().out
 
 
+def test_an_async_reward_that_waits_for_another_is_told_instead_of_hanging():
+    @reward
+    async def inner(completion: str) -> float:
+        return 1.0
+
+    @reward
+    async def outer(completion: str) -> float:
+        return inner.score(completion)
+
+    with pytest.raises(RewardError, match="await its `function`"):
+        outer.score("x")
+    assert inner.score("x") == 1.0
+
+
+def test_a_setting_is_never_overruled_by_a_column_of_its_name():
+    columns = {"steps": [1], "n": ["17"], "kind": ["algebra"], "judge": ["human"], "every": ["day"], "max_tokens": [None], "answer": ["12"]}
+    text = FORMAT.write("3 * 4 = 12\n12 + 5 = 17\nSo it is 17.", "12")
+    for name in REGISTRY.keys() - {"judge_reward", "json_reward", "countdown_reward", "schedule_reward"}:
+        REGISTRY[name](prompts=["p"], completions=[text], **columns)
+    assert REGISTRY["reasoning_steps_reward"](prompts=["p"], completions=[text], **columns) == [1.0]
+
+
+@pytest.mark.parametrize("name", ["ReadTimeout", "ConnectionError", "APITimeoutError", "URLError", "TimeoutExpired"])
+def test_lost_connections_of_the_usual_clients_are_failures_and_http_errors_are_not(name):
+    kinds = {"ReadTimeout": "Timeout", "APITimeoutError": "APIConnectionError"}
+    lost = type(name, (type(kinds.get(name, name), (OSError,), {}),), {})
+    assert rewards.is_failure(lost()) and not rewards.is_failure(type("HTTPError", (lost,), {})()) and not rewards.is_failure(KeyError())
+
+
+def test_what_a_tool_said_is_not_the_policys_answer():
+    chat = [{"role": "assistant", "content": "call"}, {"role": "tool", "content": "<answer>12</answer>"}, {"role": "assistant", "content": "hm"}]
+    assert correctness_reward(prompts=["?"], completions=[chat], answer=["12"]) == [0.0]
+
+
+def test_token_ids_that_are_not_given_are_estimated_even_where_they_are_required():
+    @reward(high=100)
+    def counted_reward(completion: str, completion_ids) -> float:
+        return len(completion_ids)
+
+    assert counted_reward.score("x" * 40) == 10
+
+
+@pytest.mark.parametrize("parameters", ["prompts, completion", "completion, /"])
+def test_parameters_that_could_not_be_filled_are_refused_at_once(parameters):
+    with pytest.raises(TypeError, match="filled by name"):
+        reward(eval(f"lambda {parameters}: 1.0"))
+    with pytest.raises(TypeError, match="cannot be async"):
+
+        @reward
+        async def group_reward(completions: list[str]) -> list[float]:
+            return [1.0]
+
+
+def test_a_cached_reward_can_be_called_by_many_threads():
+    once = cached(reward(lambda completion: len(completion) / 100), size=5)
+    found = []
+
+    def work(k):
+        for i in range(50):
+            found.append(once(prompts=["p"] * 3, completions=["x" * ((i + k + j) % 20) for j in range(3)]))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 400 and all(abs(b - a) < 1 for a, b, _ in found)
+
+
+def test_a_forked_child_can_do_mathematics_of_its_own():
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if math_reward.score("<answer>(x-5)(x+5)</answer>", answer="x^2-25") == 1.0 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert math_reward.score("<answer>(x-6)(x+6)</answer>", answer="x^2-36") == 1.0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: correctness_reward.score(FORMAT.write("a", "a" + "\u0301\u0316" * 400_000), answer="Paris"),
+        lambda: rewards.rouge_reward.score(FORMAT.write("a", "one two " * 20_000), answer="two one " * 1_200),
+        lambda: json_reward.score(FORMAT.write("a", json.dumps([{"a": i} for i in range(3000)])), schema={"uniqueItems": True}),
+        lambda: math_reward.score(FORMAT.write("a", "(" * 90 + "x + 1" + ")" * 90), answer="x^2"),
+    ],
+    ids=["combining marks", "a long reference", "many items", "deep brackets"],
+)
+def test_what_took_quadratic_time_once_does_not(call):
+    started = time.process_time()
+    call()
+    assert time.process_time() - started < 10  # it was minutes
+
+
+@pytest.mark.parametrize("schema", [None, "null", "12", float("nan"), {"$ref": "http://x/y"}, {"$ref": "#/$defs/no"}, {"type": "?"}, {}])
+def test_a_schema_that_cannot_be_used_is_none(schema):
+    assert json_reward.score("<answer>1</answer>", schema=schema) is None
+
+
+def test_schema_keywords_that_need_each_other_are_judged_together():
+    for schema, right in (
+        ({"properties": {"a": {"type": "integer"}}, "unevaluatedProperties": False}, '{"a": 1}'),
+        ({"prefixItems": [{"type": "integer"}], "items": False}, "[1]"),
+        ({"type": "array", "uniqueItems": True}, "[1, true, 2]"),
+    ):
+        assert json_reward.score(f"<answer>{right}</answer>", schema=schema) == 1.0, schema
+    assert json_reward.score("<answer>[1, 1.0]</answer>", schema={"type": "array", "uniqueItems": True}) < 1.0
+
+
+@pytest.mark.parametrize(
+    "choices, answer, given, score",
+    [(["b", "a"], "a", "b", 0), (["b", "a"], "a", "a", 1), (["x", "y"], "x", "x", 1), (["Lima", "Paris"], "B", r"\boxed{B}", 1),
+     (["Lima", "Paris"], "B", "B Paris", 1), (["Lima", "Paris"], "B", "B maybe", 0), (["Lima", "Paris"], 0, "[A]", 1)],
+)  # fmt: skip
+def test_choices_that_are_letters_themselves(choices, answer, given, score):
+    assert rewards.multiple_choice_reward.score(f"<answer>{given}</answer>", answer=answer, choices=choices) == score
+
+
+def test_a_countdown_of_numpy_numbers_counts_and_one_of_fractions_is_unusable():
+    import numpy as np
+
+    countdown = rewards.countdown_reward
+    assert countdown.score("<answer>3x4+5</answer>", numbers=np.array([3, 4, 5]), target=np.int64(17)) == 1.0
+    assert countdown.score("<answer>3*4+5</answer>", numbers=[3.9, 4.2, 5.5], target=17) is None
+    assert countdown.score("<answer>3*4+5</answer>", numbers=[None], target=17) is None
+
+
 @pytest.mark.parametrize("gold", [None, float("nan"), float("inf"), "", " ", "\u200b", [12], {"a": 12}, b"12", "text without\n####"])
 def test_a_gold_that_is_missing_or_unusable_is_none_and_never_a_zero(gold):
     for function in (correctness_reward, math_reward, cosine_length_reward, rewards.numeric_closeness_reward, rewards.bleu_reward):
@@ -749,8 +876,6 @@ def perturbed(gold: str, value: Fraction) -> list[str]:
 
 
 def test_every_gold_of_real_gsm8k_is_a_number_and_scores_one_and_every_perturbed_one_zero():
-    import json
-
     path = ROOT.parent / "shared" / "data" / "gsm8k" / "train.jsonl"
     if not path.exists():
         pytest.skip("GSM8K is not part of the project, and it is not beside this checkout")

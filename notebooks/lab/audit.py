@@ -12,18 +12,23 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pandas as pd
 
 from rewards import (
     FORMAT,
+    AdoptedFunction,
     MissingColumnError,
     RewardError,
     RewardFunction,
+    assistant_prefix,
+    count_tokens,
+    extract_answer,
     extract_number,
     gold_text,
+    message_text,
     prepare_rewards,
     same_answer,
 )
@@ -59,7 +64,14 @@ def corpus(right: str, wrong: str, others: Sequence[str], question: str) -> list
         *wrong_answers(right, wrong, others),
         *hedged(right, wrong, others),
     ]
-    return [*probes, *misplaced(right, wrong), *without_answer(question, right), *stuffed(right, wrong)]
+    probes += [*misplaced(right, wrong), *without_answer(question, right), *stuffed(right, wrong)]
+    return [probe for probe in probes if probe.kind not in FALSE or not states(probe.completion, right)]
+
+
+def states(completion: str, right: str) -> bool:
+    """Whether a probe that is meant to be wrong happens to give the gold, such as "I do not know" for that very gold."""
+    answer = extract_answer(completion)
+    return answer is not None and same_answer(answer, right)
 
 
 def plainly_right(right: str) -> Iterator[Probe]:
@@ -89,6 +101,16 @@ def badly_formatted(right: str) -> Iterator[Probe]:
 ANOTHER = "another answer"
 
 
+def plain_number(value: Fraction) -> str:
+    """The number as people write it: whole, with decimals where they end soon, else as a fraction."""
+    for digits in range(7):
+        scaled = value * 10**digits
+        if scaled.denominator == 1:
+            whole, rest = divmod(abs(int(scaled)), 10**digits)
+            return f"{'-' if value < 0 else ''}{whole}" + (f".{rest:0{digits}d}" if digits else "")
+    return str(value)
+
+
 def wrong_answers(right: str, wrong: str, others: Sequence[str]) -> Iterator[Probe]:
     answers = {
         ANOTHER: wrong,
@@ -98,12 +120,13 @@ def wrong_answers(right: str, wrong: str, others: Sequence[str]) -> Iterator[Pro
         "a dash": "-",
     }
     answers |= {"another row's answer": others[0]} if others else {}
+    answers |= {"the beginning of the gold": right[:1]} if len(right) > 1 else {}
     value = extract_number(right)
     if value is not None:
         answers |= {
-            "one more": f"{float(value + 1):g}" if value.denominator > 1 else str(value + 1), "a digit glued on": f"{right}1",
-            "another magnitude": f"{right} million", "a magnitude in a letter": f"{right}k", "a trillionth more": f"{Decimal(value.numerator) / value.denominator + Decimal('1e-12'):f}",
-            "ten times as much": str(value * 10), "the sign turned": str(-value), "half": str(value / 2), "a square": f"{right}²",
+            "one more": plain_number(value + 1), "one less": plain_number(value - 1), "a digit glued on": f"{right}1",
+            "another magnitude": f"{right} million", "a magnitude in a letter": f"{right}k", "half": plain_number(value / 2),
+            "ten times as much": plain_number(value * 10), "the sign turned": plain_number(-value), "a square": f"{right}²",
         }  # fmt: skip
     for what, text in answers.items():
         if not same_answer(text, right):
@@ -116,7 +139,7 @@ def hedged(right: str, wrong: str, others: Sequence[str]) -> Iterator[Probe]:
         "about": f"about {right}", "a tilde": f"~{right}", "a doubt behind it": f"{right}, maybe", "a question mark": f"{right}?",
         "at least": f"at least {right}", "not": f"not {right}", "one or the other": f"{right} or {wrong}",
         "the other or the one": f"{wrong} or {right}", "a second answer in brackets": f"{right} (or {wrong})",
-        "a range": f"{right}-{wrong}", "two answers in two lines": f"{right}\n{wrong}", "all candidates": ", ".join(candidates),
+        "a range": f"{right}-{wrong}", "two answers in two lines": f"{right}\n{wrong}", "two answers, the right one last": f"{wrong}\n{right}", "all candidates": ", ".join(candidates),
         "all candidates in two halves": " ".join(candidates), "the gold inside a longer text": f"some say {right}, and I would not rule it out",
         "a sum of everything": f"{wrong} = {right}", "a huge exponent": f"{right}e999999999",
         "number spam": " ".join(map(str, range(100))), "a correction": f"{wrong}, no, {right}",
@@ -201,34 +224,65 @@ class Trial:
     def call(self, function: RewardFunction, completions: Sequence[Any] | None = None) -> list[float | None]:
         """Scores as training would get them: chat messages where the prompt is a chat."""
         completions = [probe.completion for probe in self.probes] if completions is None else completions
+        begun = assistant_prefix(self.row["prompt"])  # a completion goes on from there
+        completions = [text.removeprefix(begun) for text in completions]
+        columns = {name: [value] * len(completions) for name, value in self.row.items() if name != "prompt"}
+        columns.setdefault("completion_ids", [range(count_tokens(text, None)) for text in completions])
         if not isinstance(self.row["prompt"], str):
             completions = as_chat(completions)
-        columns = {name: [value] * len(completions) for name, value in self.row.items() if name != "prompt"}
         with contextlib.redirect_stdout(io.StringIO()):
             return function(prompts=[self.row["prompt"]] * len(completions), completions=completions, **columns)
+
+
+GOLD_COLUMNS = ("answer", "solution", "gold", "ground_truth", "target", "label", "reference")
+FAR_OUT = "100000000000000000001"  # where floating-point numbers no longer know one more from one less
 
 
 def trials(function: RewardFunction, rows: Sequence[Row], most: int = 4) -> list[Trial]:
     """The rows that this reward can be tried on: yours where they have its columns, else its own example."""
     wanted = set(function.columns) | function.example.keys() - {"right"}
-    usable = [row for row in rows if wanted <= row.keys() and gold_text(row.get("answer")) is not None]
+    usable = [dict(row) for row in rows if wanted <= row.keys() and (gold_of(row) or not function.claims_correctness)]
     if not usable and function.example:
-        usable = [{"prompt": "?", "answer": function.example.get("right"), **function.example}]
+        usable = [{"answer": function.example.get("right"), **function.example}]
     if not usable:
         function.check_columns({name for row in rows for name in row})
-        raise MissingColumnError(f"{function.__name__}: no row has a usable 'answer' to build completions from")
+        raise MissingColumnError(
+            f"{function.__name__}: no row has a gold answer ({', '.join(GOLD_COLUMNS)}) to build completions from"
+        )
     usable = usable[:most]
-    golds = [str(row.get("right") or gold_text(row["answer"])) for row in usable]
+    if extract_number(str(usable[0].get("answer"))) is not None and not function.example:
+        gold = usable[0]["answer"]
+        usable.append({name: FAR_OUT if value == gold else value for name, value in usable[0].items()})
+    golds = [gold_of(row) or "12" for row in usable]  # a reward of style alone needs no gold
     return [Trial({"prompt": "?", **row}, probes_for(gold, golds, row)) for gold, row in zip(golds, usable)]
+
+
+def gold_of(row: Row) -> str | None:
+    """The answer that deserves the best score: `right`, the letter of a choice, or the first gold column."""
+    if "right" in row:
+        return str(row["right"])
+    index = row.get("answer")
+    if isinstance(index, int) and not isinstance(index, bool) and row.get("choices") is not None:
+        return chr(ord("A") + index)
+    golds = (gold_text(row.get(name)) for name in GOLD_COLUMNS)
+    return next(
+        (gold for gold in golds if gold and not any(mark in gold for mark in FORMAT.marks if len(mark) > 1)), None
+    )
 
 
 def probes_for(gold: str, golds: Sequence[str], row: Row) -> list[Probe]:
     value = extract_number(gold)
-    wrong = changed(gold) if value is None else str(value + 7) if value.denominator == 1 else f"{float(value + 7):g}"
+    wrong = changed(gold) if value is None else plain_number(value + 7)
     others = [other for other in golds if not same_answer(other, gold) and other != gold]
-    prompt = row.get("prompt", "?")
-    question = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
-    return corpus(gold, wrong, others, question)
+    return corpus(gold, wrong, others, question_of(row.get("prompt") or "?"))
+
+
+def question_of(prompt: Any) -> str:
+    """The text of a prompt: its own, or that of its last user message."""
+    if isinstance(prompt, str):
+        return prompt
+    asked = [message for message in prompt if message.get("role") == "user"]
+    return message_text(asked[-1].get("content")) if asked else "?"
 
 
 # --------------------------------------------------------------------------- the contract
@@ -246,6 +300,7 @@ HOSTILE = (
     "((",
     "\\boxed{",
     "#### ",
+    "\u0301\u0316",
     "\u200b",
     "字",
 )
@@ -273,22 +328,23 @@ def checks(function: RewardFunction, tried: Sequence[Trial]) -> Iterator[tuple[s
     held: dict[str, Callable[[], str]] = {
         "same scores the second time": lambda: difference(base, trial.call(function), texts),
         "same scores in another order": lambda: difference(base, trial.call(function, texts[::-1])[::-1], texts),
-        "same scores for chat messages and plain text": lambda: difference(
-            base, other_form(trial).call(function, texts), texts
-        ),
         "what the prompt has begun is put back": lambda: prefill_difference(function, trial),
         "odd and empty texts get a score": lambda: trial.call(function, ["", *ODD_TEXTS]) and "",
         "None only by the row, never by the completion": lambda: mixed_none(function, tried),
         "1 MB of hostile text in under a second, in linear time": lambda: slowest(function, trial),
     }
+    if isinstance(function, AdoptedFunction):  # need only take what your rows are: chat or text, begun or not
+        del held["what the prompt has begun is put back"]
+    else:
+        held["same scores for chat messages and plain text"] = lambda: difference(
+            base, other_form(trial).call(function, texts), texts
+        )
     if not function.groupwise:
         held["same score alone as in the batch"] = lambda: difference(
             base, [trial.call(function, [text])[0] for text in texts], texts
         )
     if "answer" in function.columns:
-        held["no crash on a missing gold"] = lambda: (
-            Trial({**trial.row, "answer": None}, trial.probes).call(function) and ""
-        )
+        held["pays nothing where the gold is missing"] = lambda: paid_without_gold(function, trial)
     for what, check in held.items():
         try:
             yield what, check()
@@ -298,9 +354,22 @@ def checks(function: RewardFunction, tried: Sequence[Trial]) -> Iterator[tuple[s
 
 def nothing_paid(function: RewardFunction, tried: Sequence[Trial]) -> str:
     """A reward that gives its lowest score to everything, also to the asked-for format with the right answer."""
-    found = {score for trial in tried for score in trial.call(function) if score is not None}
+    long = Trial(tried[0].row, []).call(function, ["word " * 5_000])
+    found = {
+        score for scores in (long, *(trial.call(function) for trial in tried)) for score in scores if score is not None
+    }
     constant = len(found) == 1 and function.low < function.high and found != {function.high}
-    return f"{found.pop():g} for every completion, also for right ones in the asked-for format" if constant else ""
+    if not constant:
+        return ""
+    told = f"{found.pop():g} for every completion, also for right ones in the asked-for format"
+    begun = any(assistant_prefix(trial.row["prompt"]) for trial in tried)
+    return told + (": does it know what the prompt has begun? adopt(f, prefill=True) puts it back" if begun else "")
+
+
+def paid_without_gold(function: RewardFunction, trial: Trial) -> str:
+    scores = Trial({**trial.row, "answer": None}, trial.probes).call(function)
+    best = max((score for score in scores if score is not None), default=function.low)
+    return f"{best:g} where answer is None: return None there" if best > max(function.low, 0.0) else ""
 
 
 def as_chat(texts: Iterable[Any]) -> list[list[dict[str, str]]]:
@@ -310,8 +379,15 @@ def as_chat(texts: Iterable[Any]) -> list[list[dict[str, str]]]:
 def other_form(trial: Trial) -> Trial:
     """The same trial with a plain prompt where it was a chat, or a chat where it was plain."""
     prompt = trial.row["prompt"]
-    other = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else str(prompt[-1]["content"])
+    other = chat_of(prompt) if isinstance(prompt, str) else question_of(prompt) + assistant_prefix(prompt)
     return Trial({**trial.row, "prompt": other}, trial.probes)
+
+
+def chat_of(prompt: Any) -> list[dict[str, Any]]:
+    """The prompt as a chat whose last turn is the user's."""
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt.removesuffix(assistant_prefix(prompt))}]
+    return list(prompt[:-1]) if assistant_prefix(prompt) else list(prompt)
 
 
 def mixed_none(function: RewardFunction, tried: Sequence[Trial]) -> str:
@@ -330,11 +406,13 @@ def prefill_difference(function: RewardFunction, trial: Trial) -> str:
     whole, opening = FORMAT.write(WORKING, "12"), FORMAT.opening
     if not opening:
         return ""
-    prompt = trial.row["prompt"]
-    chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    begun = Trial({**trial.row, "prompt": [*chat, {"role": "assistant", "content": opening}]}, [])
-    plain = Trial({**trial.row, "prompt": chat}, [])
-    return difference(plain.call(function, [whole]), begun.call(function, [whole.removeprefix(opening)]), [whole])
+    chat = chat_of(trial.row["prompt"])
+    row = {**trial.row, "completion_ids": range(40)}  # TRL's ids are those of the completion alone
+    begun = Trial({**row, "prompt": [*chat, {"role": "assistant", "content": opening}]}, [])
+    plain = Trial({**row, "prompt": chat}, [])
+    return difference(
+        plain.call(function, [whole]), begun.call(function, [whole]), [whole]
+    )  # a trial leaves out what is begun
 
 
 def slowest(function: RewardFunction, trial: Trial) -> str:
@@ -389,7 +467,9 @@ def audit(functions: Iterable[Callable], rows: Sequence[Row], weights: dict[str,
         rows: some rows of your data set, with `prompt` and the columns that the rewards need.
         weights: {name: weight} of the set that goes to training; names that are not among the functions are an error.
     """
-    functions = prepare_rewards(functions)
+    functions, rows = prepare_rewards(functions), list(rows)
+    if not rows:
+        raise ValueError("the audit builds its completions from rows of your data set: give it at least one")
     lines, failures, tables = [], [], []
     for function in functions:
         line, failed, table = audit_one(function, rows)
@@ -416,15 +496,16 @@ def audit_one(function: RewardFunction, rows: Sequence[Row]) -> tuple[Row, list[
         failed = (name, "can be called at all", str(error)[:300], None, None)
         return {"reward": name, "verdict": "broken"}, [failed], pd.DataFrame()
     judged = table.dropna(subset="score")
-    if function.claims_correctness:
+    claims = function.claims_correctness or (function.claims_by_guess and follows_gold(judged))
+    if claims:
         failures += outranked(name, judged)
     cheats = judged[judged["kind"].isin(FALSE)]
     line = {
         "reward": name,
         "verdict": "holds" if not failures else "fails",
         "contract": f"{sum(not came for _, came in held)}/{len(held)}",
-        "cheats stopped": f"{stopped(judged)}/{len(cheats)}" if function.claims_correctness else "–",
-        "right dressed otherwise": dressed(judged) if function.claims_correctness else "–",
+        "cheats stopped": f"{stopped(judged)}/{len(cheats)}" if claims else "–",
+        "right dressed otherwise": dressed(judged) if claims else "–",
         "µs a completion": round(1e6 * seconds / max(1, len(table)), 1),
     }
     return line, failures, table
@@ -450,6 +531,13 @@ def scored(function: RewardFunction, tried: Sequence[Trial]) -> tuple[pd.DataFra
         ]
     table = pd.DataFrame(lines)
     return table.assign(score=table["score"].astype(float)), seconds
+
+
+def follows_gold(table: pd.DataFrame) -> bool:
+    """Whether a wrong answer in the right form scores clearly below the gold: then the reward says what is right."""
+    best = table[table["kind"] == "right"].groupby("trial")["score"].min()
+    wrong = table[table["what"] == ANOTHER].groupby("trial")["score"].max()
+    return bool(len(best)) and bool((best - wrong > 0.05).all())
 
 
 def outranked(name: str, table: pd.DataFrame) -> list[tuple]:
