@@ -1060,8 +1060,13 @@ RETRACTION = re.compile(
 ANSWER_IN_TEXT = re.compile(r"\banswer\s?(?:is|:|=)\s{0,3}[*$]{0,3}(-?\d[\d,]*(?:\.\d+)?)", re.IGNORECASE)
 
 
+LONGEST_TAIL = 2_000  # characters around an answer block that are searched; an answer before more than that is none
+
+
 def taken_back(answer: str, after: str) -> bool:
-    """Whether the text after an answer has another number, or words that take the answer back."""
+    """Whether the text after an answer has another number, words that take the answer back, or goes on for pages."""
+    if len(after) > LONGEST_TAIL:
+        return True
     value = extract_number(answer)
     if any(extract_number(text.rstrip(",")) != value for text in NUMBER_IN_TEXT.findall(after)):
         return True
@@ -1071,7 +1076,7 @@ def taken_back(answer: str, after: str) -> bool:
 def other_answer(answer: str, before: str) -> bool:
     """Whether the text before an answer block calls another number the answer."""
     value = extract_number(answer)
-    return any(extract_number(text.rstrip(",")) != value for text in ANSWER_IN_TEXT.findall(before))
+    return any(extract_number(text.rstrip(",")) != value for text in ANSWER_IN_TEXT.findall(before[-LONGEST_TAIL:]))
 
 
 def final_text(completion: str) -> str:
