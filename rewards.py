@@ -1494,7 +1494,7 @@ def math_reward(completion: str, answer: Any, *, time_limit: float = 1.0) -> flo
 
     Returns 0 or 1; None for a missing gold. Plain numbers never leave the fast path; an expression
     goes to math-verify (Hugging Face) in a process of its own, which gives up after `time_limit`
-    seconds, in whatever thread this runs. A sum left undone (`3 * 4` for 12) is no answer.
+    seconds of work, in whatever thread this runs. A sum left undone (`3 * 4` for 12) is no answer.
 
     >>> math_reward.score(r"<answer>\\frac{1}{2}</answer>", answer="0.5")
     1.0
@@ -1643,7 +1643,7 @@ class MathWorker:
             try:
                 self.process.stdin.write(json.dumps([gold, given, time_limit]) + "\n")
                 self.process.stdin.flush()
-                reply = self.replies.get(timeout=time_limit + 1.0)  # it stops itself, unless it is deep in C
+                reply = self.replies.get(timeout=3 * time_limit + 1.0)  # it stops itself, unless it is deep in C
             except (queue.Empty, OSError):
                 reply = ""
             if not reply:
@@ -1727,8 +1727,8 @@ for line in sys.stdin:
     verdict = None
     try:
         if hasattr(signal, "setitimer"):
-            signal.signal(signal.SIGALRM, late)
-            signal.setitimer(signal.ITIMER_REAL, limit)
+            signal.signal(signal.SIGPROF, late)
+            signal.setitimer(signal.ITIMER_PROF, limit)  # of its own work: a busy machine changes no verdict
         verdict = any(equal(a, b) for a in read(gold) for b in read(given))
     except Late:
         pass
@@ -1736,7 +1736,7 @@ for line in sys.stdin:
         verdict = False
     finally:
         if hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
     print(json.dumps(verdict and bool(verdict)), flush=True)
 """
 _MATH_WORKER = MathWorker()
@@ -1744,7 +1744,7 @@ _MATH_WORKER = MathWorker()
 
 @functools.lru_cache(maxsize=10_000)
 def symbolically_equal(gold: str, given: str, time_limit: float = 1.0) -> bool:
-    """math-verify's verdict with exact arithmetic; False where it takes longer than `time_limit` seconds.
+    """math-verify's verdict with exact arithmetic; False where it takes more than `time_limit` seconds of work.
 
     Running out of time is not neutral here: a policy could make it happen at will.
     """

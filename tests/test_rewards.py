@@ -534,19 +534,29 @@ def test_hash_answers(completion, answer, monkeypatch):
 
 
 def test_the_time_limit_of_math_reward_holds_outside_the_main_thread():
-    slow = FORMAT.write("a", r"\sum_{n=1}^{10000000} \frac{1}{n^{2}}")
-    found = []
+    endless, found = r"(x+y+z)^{300}", []
+    assert math_reward.score("<answer>(x-4)(x+4)</answer>", answer="x^2-16") == 1.0
+    before = rewards._MATH_WORKER.process.pid
 
     def in_a_thread():
-        started = time.monotonic()
-        score = math_reward.with_options(time_limit=1.0).score(slow, answer="x^2")
-        found.append((score, time.monotonic() - started))
+        found.append(rewards._MATH_WORKER.ask("x^2", endless, 0.5))  # None says that it gave up
+        found.append(getattr(rewards._MATH_WORKER.process, "pid", "killed") == before)  # and it stopped itself: nobody had to kill it
+        found.append(math_reward.with_options(time_limit=0.5).score(FORMAT.write("a", endless), answer="x^2"))
 
     thread = threading.Thread(target=in_a_thread)
     thread.start()
     thread.join(90)
-    assert found and found[0][0] == 0.0
-    assert math_reward.score(FORMAT.write("a", r"2\sqrt{3}"), answer=r"\sqrt{12}") == 1.0, "it works on after a time-out"
+    assert found == [None, True, 0.0] and rewards.is_expression(endless, "x^2")
+    assert math_reward.score(FORMAT.write("a", r"3\sqrt{3}"), answer=r"\sqrt{27}") == 1.0, "it works on after a time-out"
+
+
+def test_a_mathematics_process_that_answers_no_more_is_killed_and_started_anew():
+    assert math_reward.score("<answer>(x-7)(x+7)</answer>", answer="x^2-49") == 1.0
+    stuck = rewards._MATH_WORKER.process
+    os.kill(stuck.pid, signal.SIGSTOP)
+    assert rewards._MATH_WORKER.ask("x", "y", 0.1) is None
+    assert stuck.poll() is not None
+    assert math_reward.score("<answer>(x-8)(x+8)</answer>", answer="x^2-64") == 1.0
 
 
 def test_math_reward_survives_the_death_of_its_process():
