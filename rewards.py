@@ -376,6 +376,8 @@ class Batch:
 
     @classmethod
     def of(cls, prompts: Sequence, completions: Sequence, columns: dict[str, Any]) -> Batch:
+        if isinstance(completions, str):
+            raise ValueError("a reward is called with lists, as TRL does; for one completion use .score(text, column=value)")
         if len(prompts) != len(completions):
             raise ValueError(f"there are {len(prompts)} prompts for {len(completions)} completions")
         texts = [assistant_prefix(p) + completion_text(c) for p, c in zip(prompts, completions)]
@@ -776,7 +778,7 @@ class AdoptedFunction(RewardFunction):
                 [{"role": "assistant", "content": completion}],
                 prompt or [{"role": "user", "content": ""}],
             )
-        return super().score(completion, prompt, **columns)
+        return RewardFunction.score(self, completion, prompt, **columns)
 
     def values(self, batch: Batch) -> list:
         given = {
@@ -897,6 +899,12 @@ class CombinedReward(RewardFunction):
 
     def with_options(self, name: str | None = None, **options: Any) -> RewardFunction:
         raise TypeError(f"{self.__name__} is a combination: set the options of its parts before combining them")
+
+    def score(self, completion: str | Sequence[dict[str, Any]], prompt: Any = None, **columns: Any) -> float | None:
+        """As `RewardFunction.score`; as that of an adopted function where one is among the parts."""
+        if any(isinstance(part, (AdoptedFunction, CombinedReward)) for part in self.parts):
+            return AdoptedFunction.score(self, completion, prompt, **columns)
+        return super().score(completion, "" if prompt is None else prompt, **columns)
 
     def values(self, batch: Batch) -> list:
         return self.combine(batch)

@@ -358,6 +358,12 @@ def test_a_set_in_which_style_outweighs_correctness_fails_with_the_completion_th
     assert audit([correctness_reward, gated], ROWS, weights).passed, "the gate mends it"
 
 
+@pytest.mark.parametrize("name", ["length_reward", "diversity_reward", "reasoning_steps_reward"])
+def test_style_gated_by_correctness_holds_by_itself(name):
+    found = audit([gate(REGISTRY[name], by=correctness_reward)], ROWS[:2])
+    assert found.passed, found.failures.to_string()
+
+
 def test_a_set_without_correctness_is_told_so():
     found = audit([format_reward, style_reward], ROWS, {"format_reward": 1.0, "style_reward": 1.0})
     assert "no reward in the set claims correctness" in found.failures.iloc[-1]["completion or what came"]

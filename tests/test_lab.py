@@ -84,6 +84,8 @@ def test_variants_combinations_and_functions_in_trls_signature_can_be_chosen(tmp
 def test_a_forgotten_decorator_and_a_name_used_twice_are_told(tmp_path):
     with pytest.raises(ValueError, match="nice_reward is not a reward yet: put @reward"):
         own(tmp_path, "def nice_reward(completion):\n    return 1.0\n")
+    known = own(tmp_path, "from rewards import adopt\ndef f(completions, **kwargs):\n    return [1.0 for _ in completions]\ng = adopt(f, low=0, high=2)\n")
+    assert known["f"].high == 2, "the plain function is not taken a second time"
     with pytest.raises(ValueError, match="two rewards are called length_reward.*rename"):
         own(tmp_path, "from rewards import length_reward, rename\na = rename(length_reward.with_options(longest=9), 'length_reward')\n")
 

@@ -467,6 +467,14 @@ def test_the_completion_that_broke_a_foreign_function_is_shown():
         adopt(theirs)(prompts=["p"] * 3, completions=["1", "the culprit", "2"])
 
 
+def test_combinations_of_adopted_functions_score_one_text_as_the_functions_do():
+    theirs = adopt(their_correctness_reward, low=0, high=2)
+    for made in (rescale(theirs), cached(rescale(theirs)), gate(format_reward, by=theirs), gate(theirs, by=correctness_reward)):
+        assert made.score(FORMAT.write("a", "12"), answer="12") > 0, made
+    with pytest.raises(ValueError, match="use .score"):
+        format_reward("some text", "some text")
+
+
 def test_an_async_and_a_callable_object_are_adopted():
     async def theirs(completions, **kwargs):
         await asyncio.sleep(0)

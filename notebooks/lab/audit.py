@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -354,7 +355,8 @@ def checks(function: RewardFunction, tried: Sequence[Trial]) -> Iterator[tuple[s
 
 def nothing_paid(function: RewardFunction, tried: Sequence[Trial]) -> str:
     """A reward that gives its lowest score to everything, also to the asked-for format with the right answer."""
-    long = Trial(tried[0].row, []).call(function, ["word " * 5_000])
+    worked = tried[0].probes[0].completion.replace(WORKING, "3 * 4 = 12\n12 + 5 = 17\nSo that is all there is to do.")
+    long = Trial(tried[0].row, []).call(function, ["word " * 5_000, worked])
     found = {
         score for scores in (long, *(trial.call(function) for trial in tried)) for score in scores if score is not None
     }
@@ -362,6 +364,8 @@ def nothing_paid(function: RewardFunction, tried: Sequence[Trial]) -> str:
     if not constant:
         return ""
     told = f"{found.pop():g} for every completion, also for right ones in the asked-for format"
+    if "right" not in tried[0].row:
+        told += " (where the right answer is not in `answer`, give your rows a key `right` with it)"
     begun = any(assistant_prefix(trial.row["prompt"]) for trial in tried)
     return told + (": does it know what the prompt has begun? adopt(f, prefill=True) puts it back" if begun else "")
 
@@ -498,7 +502,7 @@ def audit_one(function: RewardFunction, rows: Sequence[Row]) -> tuple[Row, list[
     judged = table.dropna(subset="score")
     claims = function.claims_correctness or (function.claims_by_guess and follows_gold(judged))
     if claims:
-        failures += outranked(name, judged)
+        failures += outranked(name, judged, function.claims_correctness)
     cheats = judged[judged["kind"].isin(FALSE)]
     line = {
         "reward": name,
@@ -540,13 +544,14 @@ def follows_gold(table: pd.DataFrame) -> bool:
     return bool(len(best)) and bool((best - wrong > 0.05).all())
 
 
-def outranked(name: str, table: pd.DataFrame) -> list[tuple]:
+def outranked(name: str, table: pd.DataFrame, decides: bool = True) -> list[tuple]:
     """The wrong and cheating completions that score no less than the plainly right one of their trial.
 
-    A right answer in bad form may score a little more (it is shorter), not clearly more; and who says
-    nothing must not score above who says something wrong.
+    A right answer in bad form may score a little more (it is shorter), not clearly more where the reward
+    `decides` what is right (a gated reward of style does not); and who says nothing must not score
+    above who says something wrong.
     """
-    found, clearly = [], 0.05
+    found, clearly = [], 0.05 if decides else math.inf
     for _, trial in table.groupby("trial"):
         right = trial.loc[trial["kind"] == "right", "score"].min()
         wrong = trial.loc[trial["what"] == ANOTHER, "score"].max()
@@ -599,7 +604,7 @@ def audit_set(
         told = (
             name,
             "pays for right answers",
-            "no reward in the set claims correctness: the policy learns style alone",
+            "no reward in the set claims correctness, so the policy learns style alone; if one decides what is right, write @reward(claims_correctness=True)",
             None,
             None,
         )

@@ -41,7 +41,10 @@ def known_rewards(folder: Path) -> dict[str, RewardFunction]:
 def own_rewards(module: ModuleType) -> dict[str, RewardFunction]:
     """The rewards that a module of the reader's defines, by metric name."""
     found: dict[str, RewardFunction] = {}
+    adopted = [value.function for value in vars(module).values() if isinstance(value, RewardFunction)]
     for name, value in vars(module).items():
+        if any(value is function for function in adopted):
+            continue  # it is there as a reward already
         if inspect.isfunction(value) and value.__module__ == module.__name__:
             parameters = inspect.signature(value).parameters
             if name.endswith("_reward") and "completion" in parameters:

@@ -21,7 +21,7 @@ total reward teaches nothing. `preflight` measures that on sampled groups and gi
 | a reward of weight 0 raises: training does not call it                          | weak    |
 | none of these                                                                   | go      |
 
-With fewer than 32 completions only a failing reward is a no-go: everything else is weak, sample more.
+With fewer than 32 completions only a failing reward is a no-go; any other no-go becomes weak: sample more.
 """
 
 from __future__ import annotations
