@@ -243,3 +243,10 @@ def test_a_column_of_mixed_types_names_the_way_out_and_leaves_the_old_data_set(t
 def test_a_data_set_that_was_not_made_names_its_notebook(tmp_path):
     with pytest.raises(FileNotFoundError, match="01_prepare_data"):
         load_split(tmp_path, "train")
+
+
+def test_prompts_that_ask_for_another_format_than_the_rewards_expect_are_refused(tmp_path):
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset/report.json").write_text('{"format": "BoxedFormat()"}')
+    with pytest.raises(data.DataError, match="ask for BoxedFormat.*run notebook 01_prepare_data again"):
+        data.load_split(tmp_path, "train")

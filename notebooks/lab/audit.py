@@ -322,8 +322,7 @@ def checks(function: RewardFunction, tried: Sequence[Trial]) -> Iterator[tuple[s
     """(what was checked, "" where it holds or what came instead) of the contract."""
     trial = tried[0]
     texts = [probe.completion for probe in trial.probes]
-    base = trial.call(function)
-    yield "gives a list of finite scores in its range", ""  # RewardFunction refuses anything else
+    base = trial.call(function)  # raises for what is no list of finite scores in the range: "can be called at all"
     yield "scores a right answer", "None for the gold answer of your rows" if base[0] is None else ""
     yield "pays for something", nothing_paid(function, tried)
     held: dict[str, Callable[[], str]] = {
