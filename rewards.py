@@ -51,6 +51,7 @@ import subprocess
 import sys
 import threading
 import unicodedata
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -743,6 +744,7 @@ def _after_fork() -> None:
     _LOCK = threading.Lock()
     _LOOP.clear()
     _MATH_WORKER.forget()
+    _SANDBOX.clear()
 
 
 # --------------------------------------------------------------------------- functions from elsewhere
@@ -1295,24 +1297,64 @@ def value_of(match: re.Match) -> Fraction | None:
 
 
 PYTHON_NAMES = {"py", "python", "python3", "ipython"}
-CODE_START = re.compile(r"(?:def |class |async def |import |from |@|[ \t]+\S)")
+CODE_START = re.compile(r"(?:def |class |async def |import |from |@|return |[ \t]+\S)")
+DEFINITION = re.compile(r"(?:def |class |async def |import |from |@)")
+CODE_LINE = re.compile(r"[ \t]|(?:def|class|async|import|from|if|for|while|with|try|except|finally|else|elif)\b|[@#)\]}]|[\w., ]+=|$")
 LONGEST_CODE = 100_000  # characters of an answer without fences that are tried as code
+MOST_STARTS = 5  # lines of prose that look like the start of code, before the search for code among prose ends
 
 
-def extract_code(completion: str) -> str | None:
-    """The Python code of a chat answer: its last block marked as Python, else its last block, else the text if it is code.
+def extract_code(completion: str, entry_point: str | None = None) -> str | None:
+    """The Python code of a chat answer, or None.
+
+    Of the answer block where there is one (which then holds nothing but the code, fenced or bare), else
+    of the text outside the reasoning: of its fenced blocks the last that defines the entry point, else the
+    last marked as Python, else the last; without fences the text itself where it is code (a module, or the
+    body of a function), else the part of it that is.
 
     >>> extract_code("Here it is:\\n```python\\ndef f():\\n    return 1\\n```")
     'def f():\\n    return 1\\n'
     >>> extract_code("You can use a loop.") is None
     True
     """
-    blocks = fenced_blocks(completion)
+    answered = FORMAT.find_answer(completion) is not None
+    text = final_text(completion) if answered else FORMAT.outside(completion)
+    if not answered and any(len(mark) > 1 and mark in text for mark in FORMAT.marks):
+        return None  # several answers, or one that is never closed: it has not answered
+    blocks = fenced_blocks(text)
     if blocks:
+        defining = [code for _, code in blocks if entry_point and defines(code, entry_point)]
         python = [code for name, code in blocks if name in PYTHON_NAMES]
-        return (python or [code for _, code in blocks])[-1]
-    text = completion.lstrip("\r\n")
-    return completion if CODE_START.match(text) and len(text) <= LONGEST_CODE and is_python(text) else None
+        return (defining or python or [code for _, code in blocks])[-1]
+    text = text.rstrip() if answered else text
+    if len(text) > LONGEST_CODE:
+        return None
+    if (CODE_START.match(text.lstrip("\r\n")) or entry_point and defines(text, entry_point)) and is_python(text):
+        return text
+    return None if answered else code_among_prose(text, entry_point)
+
+
+def defines(code: str, entry_point: str) -> bool:
+    """Whether a line of the code begins the definition of that name."""
+    return re.search(rf"^(?:async\s+)?(?:def|class)\s+{re.escape(entry_point)}\b|^{re.escape(entry_point)}\s*=", code, re.MULTILINE) is not None
+
+
+def code_among_prose(text: str, entry_point: str | None = None) -> str | None:
+    """The last run of lines that is a module with a definition in it; with a name, the last that defines it."""
+    lines, found, tried, i = text.splitlines(), [], 0, 0
+    while i < len(lines) and tried < MOST_STARTS:
+        if not DEFINITION.match(lines[i]):
+            i += 1
+            continue
+        end = next((j for j in range(i + 1, len(lines)) if not CODE_LINE.match(lines[j])), len(lines))
+        code, tried = "\n".join(lines[i:end]).rstrip() + "\n", tried + 1
+        if ("def " in code or "class " in code) and is_python(code):
+            found.append(code)
+            i = end
+        else:
+            i += 1
+    named = [code for code in found if entry_point and defines(code, entry_point)]
+    return (named or found or [None])[-1]
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
@@ -1332,13 +1374,19 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 
 def is_python(text: str) -> bool:
     """Whether the text parses, by itself or as the body of a function."""
-    for source in (text, f"def f():\n{text}"):
-        try:
-            ast.parse(source)
-            return True
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-    return False
+    from sandbox import bodies
+
+    return parsed(text) is not None or any(parsed(source) for source in bodies("def f():\n", text))
+
+
+def parsed(source: str) -> ast.Module | None:
+    """The syntax tree, or None for what is no Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # of a model's odd escapes, no news for the reader
+            return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 # --------------------------------------------------------------------------- comparing answers
@@ -1896,6 +1944,102 @@ def rouge_scorer(kind: str) -> Any:
     from rouge_score.rouge_scorer import RougeScorer
 
     return RougeScorer([kind], use_stemmer=False)
+
+
+# --------------------------------------------------------------------------- code
+
+_SANDBOX: list[Any] = []  # the one that code_reward opens when it is first used
+DOUBLE = {
+    "code_prompt": 'def double(n):\n    """Return n doubled."""\n',
+    "test": "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(-3) == -6\n    assert candidate(0) == 0\n",
+    "entry_point": "double",
+    "right": "def double(n):\n    return 2 * n",
+}
+
+
+def default_sandbox() -> Any:
+    """The sandbox of `code_reward`, opened once a process. Raises sandbox.SandboxUnavailable."""
+    from sandbox import Sandbox
+
+    with _LOCK:
+        if not _SANDBOX:
+            _SANDBOX.append(Sandbox())
+        return _SANDBOX[0]
+
+
+def function_prompt(prompt: Any, entry_point: str, code_prompt: Any = None) -> str:
+    """The function to complete: the column `code_prompt`, else the code in the prompt's last user message."""
+    if isinstance(code_prompt, str):
+        return code_prompt
+    text = question_text(prompt)
+    if parsed(text) is not None:
+        return text
+    fenced = [code for _, code in fenced_blocks(text) if defines(code, entry_point)]
+    return (fenced or [code_among_prose(text, entry_point) or text])[-1]
+
+
+@register
+@reward(claims_correctness=True, example=DOUBLE)
+async def code_reward(
+    completion: str, prompt: Any, test: Any, entry_point: str, code_prompt: Any = None, *, sandbox: Any = None
+) -> float | None:
+    """The share of a test's assertions that the completion's function holds, run in a sandbox.
+
+    Returns 0 to 1, and 1 only where all hold. `prompt`, `test` and `entry_point` are HumanEval's; where the
+    chat says more than the function's head, the column `code_prompt` has the head. 0 without running for
+    an answer without code. None for a problem without a test, or with one that the sandbox cannot split
+    (see `sandbox.Verdict`). What is not the completion's fault (a lost worker, a broken test) is neutral
+    within the group, and counted. A batch is judged in parallel, equal completions once.
+
+    >>> code_reward.score("```python\\ndef double(n):\\n    return 4\\n```", **{k: DOUBLE[k] for k in ("code_prompt", "test", "entry_point")})
+    0.3333333333333333
+    """
+    if not isinstance(test, str) or not test.strip() or not entry_point:
+        return None
+    code = extract_code(completion, entry_point)
+    if code is None:
+        return 0.0
+    runner = sandbox or default_sandbox()
+    head = function_prompt(prompt, entry_point, code_prompt)
+    verdict = await asyncio.wrap_future(runner.submit(head, code, test, entry_point))
+    if verdict.status == "error":
+        raise RewardFailure(verdict.why)
+    return None if verdict.status == "unsupported" else verdict.score
+
+
+@register
+@reward(claims_correctness=False, example=DOUBLE)
+def syntax_reward(completion: str, prompt: Any, entry_point: str, code_prompt: Any = None) -> float:
+    """Whether the answer is Python that defines the function that was asked for; nothing is run.
+
+    Returns 0 without code that parses, 0.5 for code that parses, 1 where it defines the entry point (or
+    is its body) and returns something. A slope for a policy that does not write code yet; it says nothing
+    about being right.
+
+    >>> syntax_reward.score("def double(n):\\n    return n", entry_point="double"), syntax_reward.score("def f():\\n    pass", entry_point="double")
+    (1.0, 0.5)
+    """
+    from sandbox import bodies
+
+    code = extract_code(completion, entry_point)
+    if code is None or len(code) > LONGEST_CODE:
+        return 0.0
+    head = function_prompt(prompt, entry_point, code_prompt)
+    trees = filter(None, map(parsed, [code, *bodies(head, code)]))  # a module by itself, or a body
+    tree = next((tree for tree in trees if not any(isinstance(node, ast.Return) for node in tree.body)), None)
+    if tree is None:
+        return 0.0
+    return 1.0 if any(gives_back(node, entry_point) for node in tree.body) else 0.5
+
+
+def gives_back(node: ast.AST, entry_point: str) -> bool:
+    """Whether this is the function of that name, with a value to return or yield in it (or a lambda of that name)."""
+    if isinstance(node, ast.Assign):
+        return isinstance(node.value, ast.Lambda) and any(getattr(target, "id", None) == entry_point for target in node.targets)
+    if getattr(node, "name", None) != entry_point:
+        return False
+    values = (part.value for part in ast.walk(node) if isinstance(part, (ast.Return, ast.Yield, ast.YieldFrom)))
+    return any(value is not None for value in values)
 
 
 # --------------------------------------------------------------------------- structured answers

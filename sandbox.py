@@ -818,17 +818,21 @@ def whole(completion: str, entry_point: str) -> types.CodeType | None:
 
 
 def body(prompt: str, completion: str) -> types.CodeType:
-    """The prompt and the completion as one module; a body that lost the indentation of its first or of all lines is given it back."""
-    head = prompt if prompt.endswith("\n") or not prompt else prompt + "\n"
-    text = completion.strip("\n")
-    indented = "\n".join("    " + line for line in text.split("\n"))
+    """The prompt and the completion as one module."""
     trouble = None
-    for source in (head + completion, head + "    " + text.lstrip(), head + indented):
+    for source in bodies(prompt, completion):
         try:
             return compile(source + "\n", "<completion>", "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
             trouble = trouble or error
     raise trouble
+
+
+def bodies(head: str, body: str) -> list[str]:
+    """Sources with `body` under `head`: as it is, and with the indentation that its first or all lines have lost."""
+    head = head if head.endswith("\n") or not head else head + "\n"
+    text = body.strip("\n")
+    return [head + body, head + "    " + text.lstrip(), head + "\n".join("    " + line for line in text.split("\n"))]
 
 
 # --------------------------------------------------------------------------- the judge: sees the test
