@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 export PYTHONPATH := $(CURDIR):$(CURDIR)/notebooks
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help run test bench lab data starter-policy clean
+.PHONY: help run run-all test bench lab data starter-policy clean
 .DEFAULT_GOAL := help
 
 help:  ## say what there is
@@ -19,11 +19,15 @@ $(VENV)/.ready: requirements.txt notebooks/lab/setup.py
 run: $(VENV)/.ready  ## run notebooks 01 to 05 and show the evidence (about six minutes on two cores)
 	@$(PY) -m lab.run
 
+run-all: $(VENV)/.ready  ## the same, and the notebooks beside the road: code rewards (about eleven minutes)
+	@$(PY) -m lab.run --all
+
 test: $(VENV)/.ready  ## run the tests
 	@$(PY) -m pytest
 
-bench: $(VENV)/.ready  ## measure the rewards beside what they replace (about a minute)
+bench: $(VENV)/.ready  ## measure the rewards and the sandbox beside what they replace (about three minutes)
 	@$(PY) tests/benchmarks/rewards_bench.py
+	@$(PY) tests/benchmarks/sandbox_bench.py
 
 lab: $(VENV)/.ready  ## open the notebooks in JupyterLab
 	@$(VENV)/bin/jupyter lab notebooks

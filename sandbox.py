@@ -1097,7 +1097,7 @@ class Kernel:
     def __init__(self) -> None:
         self.libc = ctypes.CDLL(None, use_errno=True)
         # fork(2) without Python's hooks, which take as long as the call itself. This process has one thread, so
-        # there is nothing for them to mend; and every job finds the same state of `random`, so verdicts repeat.
+        # there is nothing for them to mend.
         self.fork = ctypes.PyDLL(None, use_errno=True).fork
         self.machine = os.uname().machine
         self.program: Any = None
@@ -1174,11 +1174,11 @@ def launch(told: dict[str, Any]) -> None:
     process 1 of its namespace, and the children have the same signal.
     """
     kernel, layers, missing = Kernel(), {"process": "own interpreter, empty environment, stopped at the deadline"}, {}
-    kernel.prctl(PR_SET_DUMPABLE, 0)
     if "namespaces" in told["without"]:
         missing["namespaces"] = "left out"
     else:
         enter_namespaces(kernel, layers, missing)
+    kernel.prctl(PR_SET_DUMPABLE, 0)  # not before: an ordinary user's /proc/self would belong to root
     keep = {told["control"], told["watched"]}
     close_all_but({0, 1, 2, *keep})
     life_end, life = os.pipe()  # the inner process sees the end of this one
@@ -1288,6 +1288,7 @@ def warm(told: dict[str, Any]) -> None:
     sys.path[:] = before
     "".encode("idna")
     time.strptime("2000", "%Y")  # imports a module of its own
+    sys.modules["random"].seed(0)  # the same in every worker, so that a verdict repeats
 
 
 def address_space() -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 from rewards import FORMAT, SYSTEM_PROMPT, extract_gsm8k_answer
 
-from lab.files import ROOT, WORD_PROBLEMS, read_json, relative, write_json, write_text
+from lab.files import ROOT, read_json, relative, write_json, write_text
 from lab.policy import Messages, fold_system, render, supports_system_role
 
 Row = dict[str, Any]
@@ -37,12 +37,13 @@ class Loaded:
 
 
 def load_rows(source: str, config: str | None = None) -> Loaded:
-    """Rows of the bundled set (`word_problems`), of a CSV/JSONL/Parquet file, or of a Hub data set.
+    """Rows of a bundled set (by its name in `data/`, such as `word_problems`), of a CSV/JSONL/Parquet file, or of a Hub data set.
 
     A Hub data set's splits become a column `split`. Raises DataError with the way out where the
     source is not there or not of a known kind.
     """
-    path = WORD_PROBLEMS if source == "word_problems" else ROOT / Path(source).expanduser()
+    bundled = ROOT / "data" / f"{source}.jsonl"
+    path = bundled if re.fullmatch(r"\w+", source) and bundled.is_file() else ROOT / Path(source).expanduser()
     if path.suffix.lower() in FILES:
         if not path.is_file():
             raise DataError(f"There is no file {path}: give a path that exists, or a Hub id such as openai/gsm8k.")
@@ -51,7 +52,7 @@ def load_rows(source: str, config: str | None = None) -> Loaded:
     elif re.fullmatch(r"[\w.-]+/[\w.-]+", source):
         loaded = read_hub(source, config)
     else:
-        raise DataError(f"{source!r} is neither 'word_problems', nor a file ending in {', '.join(FILES)}, nor a Hub id.")
+        raise DataError(f"{source!r} is neither a set in data/ (word_problems), nor a file ending in {', '.join(FILES)}, nor a Hub id.")
     if not loaded.rows:
         raise DataError(f"{source} has no readable row ({len(loaded.unreadable)} unreadable).")
     return loaded

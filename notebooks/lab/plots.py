@@ -291,3 +291,23 @@ def before_after_figure(evaluation: dict[str, Any]) -> Figure:
         right.set(title="Greedy, merged minus base", xlabel="percentage points, 95 % interval", ylim=(-0.6, 1.6))
         right.set_yticks((0, 1), ("correct", "strict\nformat"))
     return figure
+
+
+def pass_at_k_figure(record: dict[str, Any]) -> Figure:
+    """pass@k before and after on held-out problems, and the paired differences, with 95 % intervals."""
+    ks = list(record["pass"])
+    with styled():
+        figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
+        for name, colour, marker in (("before", "#888888", "s"), ("after", COLOURS[0], "o")):
+            middle, low, high = (100 * np.array([record["pass"][k][name][key] for k in ks]) for key in ("estimate", "low", "high"))
+            left.fill_between(range(len(ks)), low, high, color=colour, alpha=0.2, linewidth=0)
+            left.plot(range(len(ks)), middle, marker=marker, color=colour, label=name)
+        left.set_xticks(range(len(ks)), ks)
+        left.set(title=f"{record['n']} held-out problems", xlabel="k, samples allowed", ylabel="pass@k, percent", ylim=(0, 105))
+        left.legend(loc="lower right")
+        middle, low, high = (100 * np.array([record["pass"][k]["difference"][key] for k in ks]) for key in ("estimate", "low", "high"))
+        right.errorbar(middle, range(len(ks)), xerr=[middle - low, high - middle], fmt="o", capsize=5, color=COLOURS[0])
+        right.axvline(0, color="grey", linewidth=1)
+        right.set_yticks(range(len(ks)), [f"pass@{k}" for k in ks])
+        right.set(title="After minus before", xlabel="percentage points, 95 % interval", ylim=(-0.6, len(ks) - 0.4))
+    return figure

@@ -10,16 +10,17 @@ from typing import Any
 from lab.files import STARTER_POLICY
 
 GPU_MODEL = "unsloth/Qwen2.5-1.5B-Instruct"
+GPU_CODER = "unsloth/Qwen2.5-Coder-1.5B-Instruct"
 Messages = list[dict[str, str]]
 
 
-def choose_model(name: str = "auto") -> str:
+def choose_model(name: str = "auto", on_gpu: str = GPU_MODEL) -> str:
     """The model to load: `auto` is a real instruct model on a CUDA GPU, the starter policy elsewhere."""
     import torch
 
     if name != "auto":
         return name
-    return GPU_MODEL if torch.cuda.is_available() else str(STARTER_POLICY)
+    return on_gpu if torch.cuda.is_available() else str(STARTER_POLICY)
 
 
 def precision() -> dict[str, bool]:

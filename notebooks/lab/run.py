@@ -13,7 +13,8 @@ from typing import Any
 from lab.files import ROOT, output_folder, read_json, relative, write_json
 
 ROAD = ("01_prepare_data", "02_design_rewards", "03_train_grpo", "04_plot_training", "05_merge_and_export")
-
+EVERY = (*ROAD, "06_code_rewards")  # `make run-all`
+RUNS = {"03_train_grpo": "run", "06_code_rewards": "code/run"}  # the folder that a notebook trains in
 
 REWARD_KEY = '"reward": '  # one in every training row of a run's log
 
@@ -30,7 +31,7 @@ class Ticker:
     """Says on the terminal how long a notebook has been running, and how far its training is."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.log, self.started = name, folder / "run" / "log.jsonl", time.monotonic()
+        self.name, self.log, self.started = name, folder / RUNS.get(name, "") / "log.jsonl", time.monotonic()
         self.began = time.time()
         self.stop = threading.Event()
         self.live = sys.stdout.isatty()
@@ -42,8 +43,8 @@ class Ticker:
 
     def _line(self) -> str:
         steps = ""
-        if self.name.startswith("03") and self.log.exists() and self.log.stat().st_mtime > self.began:
-            total = read_json(self.log.with_name("run.json"), "03_train_grpo")["requested"]["max_steps"]
+        if self.name in RUNS and self.log.exists() and self.log.stat().st_mtime > self.began:
+            total = read_json(self.log.with_name("run.json"), self.name)["requested"]["max_steps"]
             steps = f"  training step {self.log.read_text(encoding='utf-8').count(REWARD_KEY)} of {total}"
         return f"  {self.name}  {shown(time.monotonic() - self.started)}{steps}"
 
@@ -126,16 +127,29 @@ def evidence(folder: Path, seconds: dict[str, float]) -> str:
         f"  evaluation     {relative(folder / 'evaluation.json')}",
         f"  notebooks run  {relative(folder / 'executed')}",
     ]
+    if "06_code_rewards" in seconds:
+        lines += ["", *code_evidence(folder)]
     return "\n".join(lines)
+
+
+def code_evidence(folder: Path) -> list[str]:
+    """pass@k of notebook 06, before and after."""
+    from lab.code_tasks import summary
+
+    record = read_json(folder / "code" / "evaluation.json", "06_code_rewards")
+    head = f"Held-out problems of {record['source']}, {record['samples']} samples each (n = {record['n']}); model: {record['model']}"
+    return [head, "", summary(record).drop(columns="n").to_string()]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--outputs", default="outputs", help="folder for everything written")
+    parser.add_argument("--all", action="store_true", help="the notebooks beside the road too")
     arguments = parser.parse_args()
-    print(f"Running {len(ROAD)} notebooks; everything is written under {arguments.outputs}/.", flush=True)
+    names = EVERY if arguments.all else ROAD
+    print(f"Running {len(names)} notebooks; everything is written under {arguments.outputs}/.", flush=True)
     try:
-        seconds = run(outputs=arguments.outputs)
+        seconds = run(names, arguments.outputs)
     except NotebookError as error:
         raise SystemExit(f"\n{error}") from None
     print(evidence(output_folder(arguments.outputs), seconds))

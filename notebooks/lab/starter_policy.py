@@ -12,7 +12,6 @@ answers that are often wrong when the reasoning is skipped.
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 import math
 import random
@@ -28,7 +27,7 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
 
 from lab import code_drills, word_problems  # noqa: E402
 from lab.code_drills import CODE_SYSTEM_PROMPT  # noqa: E402
-from rewards import SYSTEM_PROMPT, extract_code  # noqa: E402
+from rewards import SYSTEM_PROMPT  # noqa: E402
 
 VOCAB_SIZE = 1152
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -326,46 +325,6 @@ def train(model, tokenizer, cycle: Cycle, batch_size: int, seed: int, log: Calla
 
 # --------------------------------------------------------------------------- measuring it
 
-ALLOWED_NODES = frozenset(
-    "Module FunctionDef arguments arg Return Expr Constant Name Load Store BinOp UnaryOp Add Sub Mult Pow Mod USub "
-    "Call Subscript Slice ListComp GeneratorExp comprehension Compare Eq Gt Lt Attribute List".split()
-)
-
-
-def passes(drill: dict, completion: str) -> bool:
-    """Whether a completion (a whole function, or the body) holds every assertion of its drill.
-
-    Only code made of the few constructs that the drills use is run at all: no import, no loop, no
-    attribute but a string's upper and lower. That is enough for this model, which has seen nothing
-    else, and it is no sandbox for any other.
-    """
-    code = extract_code(completion) or ""
-    source = code if "def " in code else drill["prompt"] + code
-    try:
-        nodes = list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError):
-        return False
-    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    literals = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, int)]
-    operators = [node for node in nodes if isinstance(node, ast.BinOp)]
-    powers = [node.right for node in operators if isinstance(node.op, ast.Pow)]
-    if (
-        {type(node).__name__ for node in nodes} - ALLOWED_NODES
-        or attributes - {"upper", "lower"}
-        or max(literals, default=0) > 99
-        or len(operators) > 6
-        or any(not isinstance(power, ast.Constant) or power.value != 2 for power in powers)
-    ):
-        return False
-    scope: dict = {"__builtins__": {f.__name__: f for f in (sum, len, max, min, abs)}}
-    try:
-        exec(source + "\n" + drill["test"], scope)  # noqa: S102
-        scope["check"](scope[drill["entry_point"]])
-    except (Exception, RecursionError):
-        return False
-    return True
-
-
 def load_jsonl(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
@@ -378,8 +337,10 @@ def measure(folder: Path, n_problems: int = 500, n_drills: int = 130, group: int
     """
     from unsloth import FastLanguageModel
 
+    from lab import code_tasks
     from lab.evaluate import grade, pass_at_k
     from lab.policy import sample
+    from sandbox import Sandbox
 
     model, tokenizer = FastLanguageModel.from_pretrained(str(folder), max_seq_length=1024, load_in_4bit=True)
     data = HERE.parents[1] / "data"
@@ -392,10 +353,11 @@ def measure(folder: Path, n_problems: int = 500, n_drills: int = 130, group: int
     warm = grade([row for row in rows for _ in range(group)], [s for many in sampled for s in many])
     cold = grade(rows, [one for one, in greedy])
     right = warm["correct"].to_numpy().reshape(len(rows), group).sum(axis=1)
-    drills = [row for row in load_jsonl(data / "code_drills.jsonl") if row["split"] == "test"][:n_drills]
-    code_system = {"role": "system", "content": CODE_SYSTEM_PROMPT}
-    chats = [[code_system, {"role": "user", "content": drill["prompt"]}] for drill in drills]
+    drills = code_tasks.load("code_drills", tokenizer, to_train=False)[1][:n_drills]
+    chats = [drill["prompt"] for drill in drills]
     written = sample(model, tokenizer, chats, n=group, max_new_tokens=80, seed=seed, progress="code drills")
+    with Sandbox() as sandbox:
+        judged = code_tasks.judge(drills, written, sandbox)
     return {
         "problems": len(rows),
         "format_sampled": float(warm["format"].mean()),
@@ -405,7 +367,7 @@ def measure(folder: Path, n_problems: int = 500, n_drills: int = 130, group: int
         "correct_greedy": float(cold["correct"].mean()),
         "tokens_sampled": float(warm["tokens"].mean()),
         "drills": len(drills),
-        "drills_pass_at_1": sum(passes(d, s.text) for d, many in zip(drills, written) for s in many) / len(drills) / group,
+        "drills_pass_at_1": float(judged["passed"].mean()),
     }
 
 

@@ -1,0 +1,134 @@
+"""Problems in HumanEval's form: loading and checking them, judging sampled groups, pass@k with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from rewards import extract_code
+from sandbox import Sandbox, Verdict, prepare
+
+from lab import data
+from lab.code_drills import CODE_SYSTEM_PROMPT
+from lab.evaluate import bootstrap_mean, paired_difference, pass_at_k
+from lab.policy import Sampled, fold_system, render, supports_system_role
+
+Row = dict[str, Any]
+COLUMNS = ("prompt", "test", "entry_point")  # of HumanEval; canonical_solution is used where it is there
+EVALUATION_SETS = ("humaneval", "livecodebench", "bigcodebench", "evalplus")  # in a data set's name
+
+
+def load(source: str, tokenizer: Any, to_train: bool, test_share: float = 0.2, seed: int = 0) -> tuple[list[Row], list[Row]]:
+    """(train, test) problems of a bundled set, a JSONL/Parquet file or a Hub data set, ready for GRPO.
+
+    Each row has `prompt` (a chat), `code_prompt` (HumanEval's `prompt`), `test`, `entry_point`, and what else
+    the source has. Without a `split` column, a random part is held out.
+
+    Raises:
+        data.DataError: for a missing column, and for an evaluation set that is to be trained on.
+    """
+    if to_train and any(name in source.casefold() for name in EVALUATION_SETS):
+        raise data.DataError(
+            f"{source} is an evaluation set: trained on, it measures nothing any more. Train on something else "
+            "(code_problems, or problems of your own with prompt, test and entry_point) and give this one as TEST."
+        )
+    rows = data.load_rows(source).rows
+    data.check_columns(rows, COLUMNS, {})
+    bad = next((row for row in rows if not all(isinstance(row.get(name), str) and row[name].strip() for name in COLUMNS)), None)
+    if bad is not None:
+        raise data.DataError(f"Row {bad['_row']} of {source} has no text in one of {', '.join(COLUMNS)}: mend or remove it.")
+    has_system = supports_system_role(tokenizer)
+    train, test = data.split(rows, test_share, seed)
+    return [as_chat(row, has_system) for row in train], [as_chat(row, has_system) for row in test]
+
+
+def as_chat(row: Row, has_system: bool) -> Row:
+    chat = [{"role": "system", "content": CODE_SYSTEM_PROMPT}, {"role": "user", "content": row["prompt"]}]
+    kept = {name: value for name, value in row.items() if not name.startswith("_") and name != "split"}
+    return {**kept, "code_prompt": row["prompt"], "prompt": chat if has_system else fold_system(chat)}
+
+
+def longest_prompt(rows: Sequence[Row], tokenizer: Any) -> int:
+    """Tokens of the longest prompt."""
+    return max(len(tokenizer(render(tokenizer, row["prompt"]), add_special_tokens=False)["input_ids"]) for row in rows)
+
+
+def job(row: Row, code: str) -> dict[str, str]:
+    return {"prompt": row["code_prompt"], "completion": code, "test": row["test"], "entry_point": row["entry_point"]}
+
+
+def unsolvable(rows: Sequence[Row], sandbox: Sandbox) -> pd.DataFrame:
+    """The problems whose own solution does not pass: what no policy can learn. Columns: entry_point, status, why."""
+    solved = [row for row in rows if row.get("canonical_solution")]
+    verdicts = sandbox.run_many([job(row, row["canonical_solution"]) for row in solved], progress="canonical solutions")
+    found = [(row["entry_point"], v.status, v.why) for row, v in zip(solved, verdicts) if v.status != "pass"]
+    return pd.DataFrame(found, columns=["entry_point", "status", "why"])
+
+
+def assertion_table(row: Row, verdict: Verdict) -> pd.DataFrame:
+    """One line an assertion of the test: its source, and whether it held."""
+    plan = prepare(row["code_prompt"], row["test"], row["entry_point"])
+    return pd.DataFrame({"assertion": plan.shown, "holds": verdict.held})
+
+
+def judge(rows: Sequence[Row], groups: Sequence[Sequence[Sampled]], sandbox: Sandbox) -> pd.DataFrame:
+    """The verdicts on sampled groups, one line a completion.
+
+    Columns: problem (its position), sample, completion, tokens, status (`no code` where there is none to
+    run), graded (share of assertions), passed (1.0 or 0.0), why.
+
+    Raises:
+        RuntimeError: where a completion could not be judged; a 0 in its place would be a lie.
+    """
+    lines, jobs = [], []
+    for i, (row, group) in enumerate(zip(rows, groups, strict=True)):
+        for k, sampled in enumerate(group):
+            code = extract_code(sampled.text, row["entry_point"])
+            lines.append({"problem": i, "sample": k, "completion": sampled.text, "tokens": sampled.tokens})
+            jobs.append(None if code is None else job(row, code))
+    verdicts = iter(sandbox.run_many([one for one in jobs if one is not None]))
+    for line, one in zip(lines, jobs):
+        verdict = Verdict("no code", 0, 1, "there is no code in it", 0.0) if one is None else next(verdicts)
+        if verdict.status in ("error", "unsupported"):
+            raise RuntimeError(f"the completion of {one['entry_point']} could not be judged: {verdict.why}")
+        line |= {"status": verdict.status, "graded": verdict.score, "passed": float(verdict.status == "pass"), "why": verdict.why}
+    return pd.DataFrame(lines)
+
+
+def as_groups(judged: pd.DataFrame, column: str) -> np.ndarray:
+    """The scores as (problems, samples)."""
+    return judged.pivot(index="problem", columns="sample", values=column).to_numpy()
+
+
+def advantages(scores: Sequence[float]) -> np.ndarray:
+    """What GRPO makes of a group's scores: (score - mean) / standard deviation, 0 for all where they are alike."""
+    values = np.asarray(scores, dtype=float)
+    return (values - values.mean()) / (values.std(ddof=1) + 1e-4)  # TRL's epsilon
+
+
+def compare(before: pd.DataFrame, after: pd.DataFrame, seed: int = 0) -> dict[str, Any]:
+    """pass@k before and after on the same problems, with 95 % intervals over problems, for k = 1, 2, 4 … samples."""
+    right = {name: as_groups(table, "passed").sum(axis=1) for name, table in (("before", before), ("after", after))}
+    samples = int(before["sample"].max()) + 1
+    record: dict[str, Any] = {"n": len(right["before"]), "samples": samples, "pass": {}}
+    for k in (2**i for i in range(samples.bit_length()) if 2**i <= samples):
+        each = {name: [pass_at_k(samples, int(c), k) for c in counts] for name, counts in right.items()}
+        record["pass"][str(k)] = {name: bootstrap_mean(values, seed) for name, values in each.items()}
+        record["pass"][str(k)]["difference"] = paired_difference(each["before"], each["after"], seed)
+    return record
+
+
+def summary(record: dict[str, Any]) -> pd.DataFrame:
+    """`compare`'s record as a person reads it."""
+    lines = {}
+    for k, found in record["pass"].items():
+        lines[f"pass@{k}"] = {
+            **{name: f"{100 * found[name]['estimate']:.1f} %" for name in ("before", "after")},
+            "difference": f"{100 * found['difference']['estimate']:+.1f} points",
+            "95 % interval": f"{100 * found['difference']['low']:+.1f} to {100 * found['difference']['high']:+.1f}",
+            "n": record["n"],
+        }
+    return pd.DataFrame(lines).T
