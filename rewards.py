@@ -378,7 +378,9 @@ class Batch:
     @classmethod
     def of(cls, prompts: Sequence, completions: Sequence, columns: dict[str, Any]) -> Batch:
         if isinstance(completions, str):
-            raise ValueError("a reward is called with lists, as TRL does; for one completion use .score(text, column=value)")
+            raise ValueError(
+                "a reward is called with lists, as TRL does; for one completion use .score(text, column=value)"
+            )
         if len(prompts) != len(completions):
             raise ValueError(f"there are {len(prompts)} prompts for {len(completions)} completions")
         texts = [assistant_prefix(p) + completion_text(c) for p, c in zip(prompts, completions)]
@@ -1299,7 +1301,9 @@ def value_of(match: re.Match) -> Fraction | None:
 PYTHON_NAMES = {"py", "python", "python3", "ipython"}
 CODE_START = re.compile(r"(?:def |class |async def |import |from |@|return |[ \t]+\S)")
 DEFINITION = re.compile(r"(?:def |class |async def |import |from |@)")
-CODE_LINE = re.compile(r"[ \t]|(?:def|class|async|import|from|if|for|while|with|try|except|finally|else|elif)\b|[@#)\]}]|[\w., ]+=|$")
+CODE_LINE = re.compile(
+    r"[ \t]|(?:def|class|async|import|from|if|for|while|with|try|except|finally|else|elif)\b|[@#)\]}]|[\w., ]+=|$"
+)
 LONGEST_CODE = 100_000  # characters of an answer without fences that are tried as code
 MOST_STARTS = 5  # lines of prose that look like the start of code, before the search for code among prose ends
 
@@ -1336,7 +1340,14 @@ def extract_code(completion: str, entry_point: str | None = None) -> str | None:
 
 def defines(code: str, entry_point: str) -> bool:
     """Whether a line of the code begins the definition of that name."""
-    return re.search(rf"^(?:async\s+)?(?:def|class)\s+{re.escape(entry_point)}\b|^{re.escape(entry_point)}\s*=", code, re.MULTILINE) is not None
+    return (
+        re.search(
+            rf"^(?:async\s+)?(?:def|class)\s+{re.escape(entry_point)}\b|^{re.escape(entry_point)}\s*=",
+            code,
+            re.MULTILINE,
+        )
+        is not None
+    )
 
 
 def code_among_prose(text: str, entry_point: str | None = None) -> str | None:
@@ -2035,7 +2046,9 @@ def syntax_reward(completion: str, prompt: Any, entry_point: str, code_prompt: A
 def gives_back(node: ast.AST, entry_point: str) -> bool:
     """Whether this is the function of that name, with a value to return or yield in it (or a lambda of that name)."""
     if isinstance(node, ast.Assign):
-        return isinstance(node.value, ast.Lambda) and any(getattr(target, "id", None) == entry_point for target in node.targets)
+        return isinstance(node.value, ast.Lambda) and any(
+            getattr(target, "id", None) == entry_point for target in node.targets
+        )
     if getattr(node, "name", None) != entry_point:
         return False
     values = (part.value for part in ast.walk(node) if isinstance(part, (ast.Return, ast.Yield, ast.YieldFrom)))

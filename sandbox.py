@@ -53,7 +53,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 LONGEST_COMPLETION = 1_000_000  # characters; a longer one fails without being run
@@ -183,10 +182,15 @@ class Grader(ast.NodeTransformer):
         for line in body:
             first = len(self.shown)
             graded = listed(self.visit(line))
-            if isinstance(line, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.For, ast.While, ast.With, ast.If, ast.Try)):
+            if isinstance(
+                line,
+                (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.For, ast.While, ast.With, ast.If, ast.Try),
+            ):
                 among = [ast.Constant(first), ast.Constant(len(self.shown))]
                 broke = ast.Expr(ast.Call(ast.Name("__broke__", ast.Load()), among, []))
-                graded = [ast.Try(graded, [ast.ExceptHandler(ast.Name("__Exception__", ast.Load()), None, [broke])], [], [])]
+                graded = [
+                    ast.Try(graded, [ast.ExceptHandler(ast.Name("__Exception__", ast.Load()), None, [broke])], [], [])
+                ]
             found += graded
         return found
 
@@ -236,7 +240,10 @@ def unsupported(tree: ast.AST, names: set[str]) -> tuple[str, str] | None:
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id not in names:
             continue
         if id(node) not in tried and any(isinstance(part, ast.Name) for part in call.args):
-            return "unsupported", f"line {node.lineno} of the test wants its argument changed in place, which does not cross"
+            return (
+                "unsupported",
+                f"line {node.lineno} of the test wants its argument changed in place, which does not cross",
+            )
     return None
 
 
@@ -253,7 +260,9 @@ def compile_prompt(prompt: str, entry_point: str) -> tuple[bytes | None, bool]:
         wanted = [node for node in tree.body if getattr(node, "name", None) == entry_point]
         if not wanted:
             return None, False
-        return marshal.dumps(compile(source, "<prompt>", "exec", dont_inherit=True)), isinstance(wanted[-1], ast.ClassDef)
+        return marshal.dumps(compile(source, "<prompt>", "exec", dont_inherit=True)), isinstance(
+            wanted[-1], ast.ClassDef
+        )
     return None, False
 
 
@@ -297,18 +306,25 @@ class Sandbox:
         if not isinstance(workers, int) or workers < 1:
             raise ValueError(f"workers must be a whole number from 1, not {workers!r}")
         if not 0 < timeout < 3_600 or not memory_mb >= 32:
-            raise ValueError(f"timeout must lie between 0 and 3600 s and memory_mb be 32 or more, not {timeout!r} and {memory_mb!r}")
+            raise ValueError(
+                f"timeout must lie between 0 and 3600 s and memory_mb be 32 or more, not {timeout!r} and {memory_mb!r}"
+            )
         if isinstance(without, str) or isinstance(imports, str):
             raise TypeError("without and imports are lists of names")
         if unknown := set(without) - LEFT_OUT:
-            raise ValueError(f"no layer {sorted(unknown)[0]!r} can be left out; there are: {', '.join(sorted(LEFT_OUT))}")
+            raise ValueError(
+                f"no layer {sorted(unknown)[0]!r} can be left out; there are: {', '.join(sorted(LEFT_OUT))}"
+            )
         if not sys.platform.startswith("linux"):
             raise SandboxUnavailable(
                 f"The sandbox needs Linux (seccomp, rlimits); this is {sys.platform}. Run the notebook in Colab, in WSL 2, "
                 "in a Linux container or virtual machine, or send code to a hosted sandbox."
             )
         if unsafe:
-            warnings.warn("Sandbox(unsafe=True): model-written code may read your files and keys, and use your network.", stacklevel=2)
+            warnings.warn(
+                "Sandbox(unsafe=True): model-written code may read your files and keys, and use your network.",
+                stacklevel=2,
+            )
         self.timeout, self.options = float(timeout), {
             "memory": memory_mb, "imports": list(imports), "without": sorted(without), "unsafe": unsafe,
         }  # fmt: skip
@@ -340,7 +356,9 @@ class Sandbox:
         """What protects here: for each layer a few words, which begin with "missing" where it is not there."""
         return dict(self._layers)
 
-    def run_tests(self, prompt: str, completion: str, test: str, entry_point: str, timeout: float | None = None) -> Verdict:
+    def run_tests(
+        self, prompt: str, completion: str, test: str, entry_point: str, timeout: float | None = None
+    ) -> Verdict:
         """Judges one completion, a whole function or the body that follows the prompt. Thread-safe.
 
         Raises:
@@ -365,7 +383,12 @@ class Sandbox:
 
     def submit(self, prompt: str, completion: str, test: str, entry_point: str, timeout: float | None = None) -> Future:
         """A future of the verdict; a job that is already waiting or running is not run twice."""
-        for name, value in (("prompt", prompt), ("completion", completion), ("test", test), ("entry_point", entry_point)):
+        for name, value in (
+            ("prompt", prompt),
+            ("completion", completion),
+            ("test", test),
+            ("entry_point", entry_point),
+        ):
             if not isinstance(value, str):
                 raise TypeError(f"{name} must be a string, not {type(value).__name__}")
         if timeout is not None and not 0 < timeout < 3_600:
@@ -484,14 +507,18 @@ class Worker:
     def __init__(self, options: dict[str, Any], alive: set[Worker]) -> None:
         self.alive, self.lock = alive, threading.Lock()
         if not sys.executable:
-            raise SandboxUnavailable("The sandbox needs a Python to start (sys.executable is empty): run under an ordinary Python.")
+            raise SandboxUnavailable(
+                "The sandbox needs a Python to start (sys.executable is empty): run under an ordinary Python."
+            )
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             watched = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else -1
         except OSError:
             watched = -1  # an older kernel: the worker looks at its parent's number instead
         paths = [path for path in sys.path if path] if options["imports"] else []
-        told = json.dumps({**options, "paths": paths, "caller": os.getpid(), "watched": watched, "control": theirs.fileno()})
+        told = json.dumps(
+            {**options, "paths": paths, "caller": os.getpid(), "watched": watched, "control": theirs.fileno()}
+        )
         kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONHOME") if name in os.environ}
         try:
             self.process = subprocess.Popen(
@@ -553,7 +580,11 @@ class Worker:
                 self.control.settimeout(10.0)
                 request = struct.pack("<d", timeout)
                 socket.send_fds(self.control, [request], [judge_end.fileno(), candidate_end.fileno()])
-            hand_over(mine, marshal.dumps((nonce, plan.prompt_code, plan.test_code, entry_point, plan.shown, plan.kinds)), timeout)
+            hand_over(
+                mine,
+                marshal.dumps((nonce, plan.prompt_code, plan.test_code, entry_point, plan.shown, plan.kinds)),
+                timeout,
+            )
             hand_over(payload, marshal.dumps((plan.prompt_code, prompt, completion, entry_point)), timeout)
             self.control.settimeout(WALL * timeout + 20.0)
             reply = self.control.recv(4_096)
@@ -615,7 +646,12 @@ def read_verdict(plan: Plan, nonce: str, told: bytes, ended: dict[str, Any]) -> 
     if final:
         status, why = final["status"], final["why"]
     elif not called:
-        status, why = "error", "the test itself did not end, before its first call" if ended["late"] else "the test's process died before its first call"
+        status, why = (
+            "error",
+            "the test itself did not end, before its first call"
+            if ended["late"]
+            else "the test's process died before its first call",
+        )
     elif ended["late"]:
         status, why = "fail", f"stopped: {ended['late']}"
     else:
@@ -664,9 +700,26 @@ def encode_rare(value: Any, kind: type, deeper: int) -> Any:
         return ["q", encode(value.numerator, deeper), encode(value.denominator, deeper)]
     if kind is Decimal:
         return ["D", str(value)]
-    for base in (str, int, float, bytes, list, tuple, dict, set, frozenset):  # Counter, namedtuple, IntEnum: as what they extend
+    for base in (
+        str,
+        int,
+        float,
+        bytes,
+        list,
+        tuple,
+        dict,
+        set,
+        frozenset,
+    ):  # Counter, namedtuple, IntEnum: as what they extend
         if isinstance(value, base):
-            return encode(dict(dict.items(value)) if base is dict else base.__new__(base, value) if base in (str, int, float, bytes) else base(base.__iter__(value)), deeper)
+            return encode(
+                dict(dict.items(value))
+                if base is dict
+                else base.__new__(base, value)
+                if base in (str, int, float, bytes)
+                else base(base.__iter__(value)),
+                deeper,
+            )
     if kind.__module__ == "numpy" and hasattr(value, "tolist"):
         return encode(value.tolist(), deeper)
     if hasattr(kind, "__next__"):  # generators, map, zip: what they give, up to a number
@@ -696,7 +749,13 @@ def decode(value: Any, depth: int = 0) -> Any:
         if len(items) != 1 or type(items[0]) is not str:
             raise ValueError("not a message of this protocol")
         text = items[0]
-        return int(text, 16) if kind == "i" else Decimal(text) if kind == "D" else (bytes if kind == "b" else bytearray).fromhex(text)
+        return (
+            int(text, 16)
+            if kind == "i"
+            else Decimal(text)
+            if kind == "D"
+            else (bytes if kind == "b" else bytearray).fromhex(text)
+        )
     found = [decode(item, depth + 1) for item in items]
     if kind == "l":
         return found
@@ -704,7 +763,15 @@ def decode(value: Any, depth: int = 0) -> Any:
         if len(found) % 2:
             raise ValueError("not a message of this protocol")
         return dict(zip(found[::2], found[1::2]))
-    makers = {"t": tuple, "s": set, "f": frozenset, "n": iter, "c": lambda p: complex(*p), "r": lambda p: range(*p), "q": lambda p: Fraction(*p)}
+    makers = {
+        "t": tuple,
+        "s": set,
+        "f": frozenset,
+        "n": iter,
+        "c": lambda p: complex(*p),
+        "r": lambda p: range(*p),
+        "q": lambda p: Fraction(*p),
+    }
     if kind not in makers:
         raise ValueError("not a message of this protocol")
     return makers[kind](found)
@@ -773,7 +840,10 @@ def candidate_main(payload: int, rpc: int) -> None:
             except NotPlain as error:
                 reply["odd"] = one_line(str(error))
             except BaseException as error:
-                reply["raised"] = [[kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"], one_line(str_of(error))]
+                reply["raised"] = [
+                    [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"],
+                    one_line(str_of(error)),
+                ]
         try:
             send_frame(rpc, reply)
         except (NotPlain, TypeError, ValueError, MemoryError, RecursionError) as error:
@@ -922,7 +992,9 @@ class Judge:
         except (TypeError, IndexError, KeyError):
             self.stop("fail", "the process of the completion broke the protocol")
         kind = next((found for name in names if isinstance(found := getattr(builtins, name, None), type)), RuntimeError)
-        barred = not issubclass(kind, Exception) or issubclass(kind, (StopIteration, StopAsyncIteration, ExceptionGroup))
+        barred = not issubclass(kind, Exception) or issubclass(
+            kind, (StopIteration, StopAsyncIteration, ExceptionGroup)
+        )
         self.returned = NOTHING
         try:
             return RuntimeError(f"{names[0]}: {text}" if names else text) if barred else kind(text)
@@ -970,7 +1042,13 @@ class Judge:
             if prompt_code is not None:
                 exec(marshal.loads(prompt_code), space)  # tests use the prompt's helpers
             candidate = proxy(self, self.entry_point)
-            space |= {self.entry_point: candidate, "__held__": self.held, "__failed__": self.failed, "__broke__": self.broke, "__Exception__": Exception}
+            space |= {
+                self.entry_point: candidate,
+                "__held__": self.held,
+                "__failed__": self.failed,
+                "__broke__": self.broke,
+                "__Exception__": Exception,
+            }
             exec(marshal.loads(test_code), space)
             if callable(space.get("check")):
                 space["check"](candidate)
@@ -1026,7 +1104,16 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NE
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
     0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000,
 )  # fmt: skip
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_REC, MS_PRIVATE, MNT_DETACH = 1, 2, 4, 8, 32, 0x4000, 0x40000, 2
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_REC, MS_PRIVATE, MNT_DETACH = (
+    1,
+    2,
+    4,
+    8,
+    32,
+    0x4000,
+    0x40000,
+    2,
+)
 NOBODY = 65_534
 AT_EMPTY_PATH, PROT_EXEC = 0x1000, 4
 
@@ -1043,7 +1130,12 @@ SYSCALLS: dict[str, tuple[int | None, int]] = {
     "rseq": (334, 293), "set_robust_list": (273, 99), "clone3": (435, 435), "openat2": (437, 437),
     "faccessat2": (439, 439), "statx": (332, 291),
 }  # fmt: skip
-ABSENT = ("clone3", "openat2", "faccessat2", "statx")  # must seem unknown, so that libc tries the older call, which is refused
+ABSENT = (
+    "clone3",
+    "openat2",
+    "faccessat2",
+    "statx",
+)  # must seem unknown, so that libc tries the older call, which is refused
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of SYSCALLS, AUDIT_ARCH
 NUMBERS = {  # of the calls that are made without libc's help
     "x86_64": {"pivot_root": 155, "capset": 126},
@@ -1125,7 +1217,9 @@ class Kernel:
     def unshare(self, flags: int) -> None:
         self.checked(self.libc.unshare(flags), "unshare")
 
-    def mount(self, source: bytes | None, target: bytes, kind: bytes | None, flags: int, data: bytes | None = None) -> None:
+    def mount(
+        self, source: bytes | None, target: bytes, kind: bytes | None, flags: int, data: bytes | None = None
+    ) -> None:
         self.checked(self.libc.mount(source, target, kind, ctypes.c_ulong(flags), data), f"mount {target.decode()}")
 
     def enter_empty_root(self) -> None:
@@ -1159,7 +1253,11 @@ class Kernel:
             self.checked(self.libc.syscall(LANDLOCK_RESTRICT, handle, 0), "landlock")
         finally:
             os.close(handle)
-        return f"version {version}: no files" + (", no TCP" if version >= 4 else "") + (", no signals" if version >= 6 else "")
+        return (
+            f"version {version}: no files"
+            + (", no TCP" if version >= 4 else "")
+            + (", no signals" if version >= 6 else "")
+        )
 
 
 # --------------------------------------------------------------------------- the worker: warm, locked down, forks for each job
@@ -1221,12 +1319,16 @@ def enter_namespaces(kernel: Kernel, layers: dict[str, str], missing: dict[str, 
     flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
     user, group = os.geteuid(), os.getegid()
     trouble = None
-    for extra in ((0, CLONE_NEWUSER) if user == 0 else (CLONE_NEWUSER,)):
+    for extra in (0, CLONE_NEWUSER) if user == 0 else (CLONE_NEWUSER,):
         try:
             kernel.unshare(flags | extra)
             if extra:
                 # The same number inside as outside: mapping another, or 0 as root, needs a capability.
-                for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+                for name, text in (
+                    ("setgroups", "deny"),
+                    ("uid_map", f"{user} {user} 1"),
+                    ("gid_map", f"{group} {group} 1"),
+                ):
                     write_raw(f"/proc/self/{name}", text)
             layers["namespaces"] = ("user, " if extra else "") + "pid, net, ipc, uts"
             return
@@ -1253,7 +1355,12 @@ def close_all_but(keep: set[int]) -> None:
 
 
 def serve(
-    kernel: Kernel, control: socket.socket, life: int, told: dict[str, Any], layers: dict[str, str], missing: dict[str, str]
+    kernel: Kernel,
+    control: socket.socket,
+    life: int,
+    told: dict[str, Any],
+    layers: dict[str, str],
+    missing: dict[str, str],
 ) -> None:
     """The inner process: imports, locks itself down, says hello, and judges until an end of file."""
     warm(told)
@@ -1261,7 +1368,11 @@ def serve(
     lock_down(kernel, told, layers, missing)
     limits.prove(layers, missing)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-    control.send(json.dumps({"layers": layers | {name: f"missing: {why}" for name, why in missing.items()}, "missing": missing}).encode())
+    control.send(
+        json.dumps(
+            {"layers": layers | {name: f"missing: {why}" for name, why in missing.items()}, "missing": missing}
+        ).encode()
+    )
     freeze()
     waiter = select.poll()
     waiter.register(control, select.POLLIN | select.POLLHUP)
@@ -1368,7 +1479,10 @@ class Limits:
 
     def prove(self, layers: dict[str, str], missing: dict[str, str]) -> None:
         """Tries both layers in a child and writes down which of them this kernel has."""
-        for layer, words in (("rlimits", "memory, CPU, no files, no processes, no core"), ("seccomp", f"allowlist of {len(SYSCALLS) - len(ABSENT)} calls")):
+        for layer, words in (
+            ("rlimits", "memory, CPU, no files, no processes, no core"),
+            ("seccomp", f"allowlist of {len(SYSCALLS) - len(ABSENT)} calls"),
+        ):
             if layer in self.without:
                 missing[layer] = "left out"
                 continue
@@ -1376,7 +1490,7 @@ class Limits:
             if pid == 0:
                 code = 255
                 try:
-                    both, self.without = self.without, [name for name in ("rlimits", "seccomp") if name != layer]
+                    self.without = [name for name in ("rlimits", "seccomp") if name != layer]
                     self.enter(5.0)
                     code = 0
                 except OSError as error:
@@ -1400,7 +1514,10 @@ def one_job(limits: Limits, fds: Sequence[int], timeout: float) -> dict[str, Any
     ours, theirs = socket.socketpair()
     rpc, far = ours.detach(), theirs.detach()
     children = {}
-    for name, keep, main in (("candidate", (candidate_end, far), candidate_main), ("judge", (judge_end, rpc), judge_main)):
+    for name, keep, main in (
+        ("candidate", (candidate_end, far), candidate_main),
+        ("judge", (judge_end, rpc), judge_main),
+    ):
         pid = limits.kernel.checked(limits.kernel.fork(), "fork")
         if pid == 0:
             code = 1
@@ -1425,7 +1542,9 @@ def supervise(children: dict[int, str], started: float, timeout: float) -> str:
         used = sum(filter(None, map(cpu_seconds, children)))
         left = min(timeout - used, WALL * timeout - (time.monotonic() - started))
         if left <= 0:
-            late = f"more than {timeout:g} s of work" if used >= timeout else f"still waiting after {WALL * timeout:g} s"
+            late = (
+                f"more than {timeout:g} s of work" if used >= timeout else f"still waiting after {WALL * timeout:g} s"
+            )
             break
         signal.sigtimedwait({signal.SIGCHLD}, left)
         for pid in list(children):

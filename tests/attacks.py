@@ -91,18 +91,20 @@ libc.syscall.restype = ctypes.c_long
 import os
 ARM = "aarch64" in getattr(sys.implementation, "_multiarch", "")  # no system call, which may be refused here
 CALLS = {  # x86-64, aarch64
-    "add_key": (248, 217), "bpf": (321, 280), "capset": (126, 91), "chroot": (161, 51), "clone": (56, 220), "clone3": (435, 435),
-    "connect": (42, 203), "creat": (85, None), "execveat": (322, 281), "fanotify_init": (300, 262), "fcntl": (72, 25),
-    "fsopen": (430, 430), "futex": (202, 98), "getpriority": (140, 141), "inotify_init1": (294, 26), "io_setup": (206, 0),
-    "io_uring_setup": (425, 425), "ioctl": (16, 29), "iopl": (172, None), "kcmp": (312, 272), "keyctl": (250, 219),
-    "kill": (62, 129), "listmount": (458, 458), "memfd_create": (319, 279), "mmap": (9, 222), "modify_ldt": (154, None),
-    "mount": (165, 40), "mprotect": (10, 226), "mq_open": (240, 180), "msgget": (68, 186), "name_to_handle_at": (303, 264),
-    "newfstatat": (262, 79), "open_by_handle_at": (304, 265), "open_tree": (428, 428), "openat": (257, 56),
-    "openat2": (437, 437), "perf_event_open": (298, 241), "personality": (135, 92), "pidfd_getfd": (438, 438),
-    "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424), "pkey_mprotect": (329, 288), "prctl": (157, 167),
-    "prlimit64": (302, 261), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "ptrace": (101, 117),
-    "rt_sigqueueinfo": (129, 138), "seccomp": (317, 277), "semget": (64, 190), "sendto": (44, 206), "setgroups": (116, 159),
-    "sethostname": (170, 161), "setns": (308, 268), "setpriority": (141, 140), "setresuid": (117, 147), "shmget": (29, 194),
+    "add_key": (248, 217), "bpf": (321, 280), "capset": (126, 91), "chroot": (161, 51), "clone": (56, 220),
+    "clone3": (435, 435), "connect": (42, 203), "creat": (85, None), "execveat": (322, 281),
+    "fanotify_init": (300, 262), "fcntl": (72, 25), "fsopen": (430, 430), "futex": (202, 98),
+    "getpriority": (140, 141), "inotify_init1": (294, 26), "io_setup": (206, 0), "io_uring_setup": (425, 425),
+    "ioctl": (16, 29), "iopl": (172, None), "kcmp": (312, 272), "keyctl": (250, 219), "kill": (62, 129),
+    "listmount": (458, 458), "memfd_create": (319, 279), "mmap": (9, 222), "modify_ldt": (154, None),
+    "mount": (165, 40), "mprotect": (10, 226), "mq_open": (240, 180), "mremap": (25, 216), "msgget": (68, 186),
+    "name_to_handle_at": (303, 264), "newfstatat": (262, 79), "open_by_handle_at": (304, 265),
+    "open_tree": (428, 428), "openat": (257, 56), "openat2": (437, 437), "perf_event_open": (298, 241),
+    "personality": (135, 92), "pidfd_getfd": (438, 438), "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424),
+    "pkey_mprotect": (329, 288), "prctl": (157, 167), "prlimit64": (302, 261), "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271), "ptrace": (101, 117), "rt_sigqueueinfo": (129, 138), "seccomp": (317, 277),
+    "semget": (64, 190), "sendto": (44, 206), "setgroups": (116, 159), "sethostname": (170, 161),
+    "setns": (308, 268), "setpriority": (141, 140), "setresuid": (117, 147), "shmget": (29, 194),
     "socket": (41, 198), "statx": (332, 291), "syslog": (103, 116), "tgkill": (234, 131), "tkill": (200, 130),
     "unshare": (272, 97), "userfaultfd": (323, 282), "vfork": (58, None), "write": (1, 64),
 }
@@ -119,8 +121,11 @@ def call(name, *arguments):
     return got
 
 
-def where(thing):
-    return ctypes.c_void_p(ctypes.addressof(thing))
+def packed(layout, *values, size=0):
+    """A structure as the kernel reads it, filled up with zeros."""
+    import struct
+    content = struct.pack("<" + layout, *values).ljust(size, b"\\0")
+    return ctypes.create_string_buffer(content, len(content))
 '''
 
 HUNT = '''
@@ -137,13 +142,15 @@ def hunt(text):
 
 # Every page near what Python has allocated: a futex call says whether an address can be read, without a crash.
 MEMORY = '''
-import struct
-none = ctypes.create_string_buffer(struct.pack("<qq", 0, 0))
+none = packed("qq", 0, 0)
 
 
 def readable(address):
-    libc.syscall(ctypes.c_long(CALLS["futex"][ARM]), ctypes.c_void_p(address), ctypes.c_long(128), ctypes.c_long(0x5EED), where(none))
-    return ctypes.get_errno() != 14
+    try:
+        call("futex", address, 128, 0x5EED, none)
+    except OSError as error:
+        return error.errno != 14
+    return True
 
 
 def regions(reach):
@@ -166,7 +173,7 @@ PYTHON = sys.executable or "/usr/bin/python3"
 SLEEP = [PYTHON, "-S", "-c", "import time; time.sleep(3)", "@MARK@"]
 """
 
-# What a forked child does: it takes the mark as its name, lives for a second, and never comes back into the caller's code.
+# What a forked child does: it takes the mark as its name, lives for a second, and never runs the caller's code.
 LINGER = """
 import os, time
 
@@ -301,8 +308,8 @@ harm(
     "openat2",
     "file",
     "the newer call, which an old filter does not know",
-    'call("openat2", -100, b"@FOLDER@/new", where(ctypes.create_string_buffer(struct.pack("<QQQ", 0o101, 0o666, 0))), 24)',
-    KERNEL + "import struct\n",
+    'call("openat2", -100, b"@FOLDER@/new", packed("QQQ", 0o101, 0o666, 0), 24)',
+    KERNEL,
 )
 harm("creat", "file", "the oldest call", 'call("creat", b"@FOLDER@/new", 0o666)', KERNEL)
 harm("libc_fopen", "file", "libc's fopen", 'libc.fopen(b"@FOLDER@/new", b"w")', KERNEL)
@@ -328,7 +335,10 @@ harm(
     "import_machinery",
     "read",
     "the loader that reads modules",
-    'import importlib.machinery as m\nreturn m.SourceFileLoader("x", "@SECRET_FILE@").get_data("@SECRET_FILE@").decode()',
+    """
+    from importlib.machinery import SourceFileLoader
+    return SourceFileLoader("x", "@SECRET_FILE@").get_data("@SECRET_FILE@").decode()
+    """,
 )
 harm(
     "environment",
@@ -481,24 +491,24 @@ harm(
     "read",
     "process_vm_readv: a fork has the same layout",
     """
-    buffer = ctypes.create_string_buffer(1 << 20)
+    buffer = packed("", size=1 << 20)
     for pid in ["@CALLER@", os.getppid(), *range(1, 60), *range(os.getpid() - 5, os.getpid() + 6)]:
         if int(pid) == os.getpid():
             continue
         for base in {id("x"), id([]), id(b"x" * 1000), ctypes.addressof(buffer), id(sys.modules)}:
             for step in range(-2, 3):
                 start = (base & -4096) + step * (1 << 20)
-                mine = ctypes.create_string_buffer(struct.pack("<QQ", ctypes.addressof(buffer), 1 << 20))
-                other = ctypes.create_string_buffer(struct.pack("<QQ", start, 1 << 20))
+                mine = packed("QQ", ctypes.addressof(buffer), 1 << 20)
+                other = packed("QQ", start, 1 << 20)
                 try:
-                    got = call("process_vm_readv", int(pid), where(mine), 1, where(other), 1, 0)
+                    got = call("process_vm_readv", int(pid), mine, 1, other, 1, 0)
                 except OSError as error:
                     if error.errno != 14:  # but for an address that is not there: no need to try its others
                         break
                     continue
                 return hunt(buffer.raw[:got]) or "it-was-done: read another process"
     """,
-    KERNEL + HUNT + "import struct\n",
+    KERNEL + HUNT,
 )
 harm(
     "descriptor_of_the_caller",
@@ -532,7 +542,7 @@ harm(
     "read",
     "newfstatat with the flag that a filter lets pass for fstat, and a path",
     """
-    buffer = ctypes.create_string_buffer(512)
+    buffer = packed("", size=512)
     call("newfstatat", -100, b"@SECRET_FILE@", buffer, 0x1000)
     size = struct.unpack_from("<Q", buffer, 48)[0]
     """
@@ -544,14 +554,20 @@ harm(
     "read",
     "the newer call",
     """
-    buffer = ctypes.create_string_buffer(512)
+    buffer = packed("", size=512)
     call("statx", -100, b"@SECRET_FILE@", 0x1000, 0x200, buffer)
     size = struct.unpack_from("<Q", buffer, 40)[0]
     """
     + SEEN,
     KERNEL + "import struct\n",
 )
-harm("list_a_folder", "read", "os.listdir", 'return f"it-was-done: {os.listdir("@FOLDER@")}"'.replace('"@FOLDER@"', "'@FOLDER@'"), "import os")  # fmt: skip
+harm(
+    "list_a_folder",
+    "read",
+    "os.listdir",
+    'return f"it-was-done: {os.listdir("@FOLDER@")}"'.replace('"@FOLDER@"', "'@FOLDER@'"),
+    "import os",
+)
 
 # --------------------------------------------------------------------------- network
 
@@ -670,7 +686,13 @@ harm(
     'socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)\nreturn "it-was-done: netlink"',
     "import socket",
 )
-harm("vsock", "network", "sockets to the host of a virtual machine", 'socket.socket(40, socket.SOCK_STREAM)\nreturn "it-was-done: vsock"', "import socket")  # fmt: skip
+harm(
+    "vsock",
+    "network",
+    "sockets to the host of a virtual machine",
+    'socket.socket(40, socket.SOCK_STREAM)\nreturn "it-was-done: vsock"',
+    "import socket",
+)
 
 # --------------------------------------------------------------------------- processes
 
@@ -711,7 +733,7 @@ harm(
     """
     executable, arguments = [os.fsencode(PYTHON)], [os.fsencode(part) for part in SLEEP]
     common = (arguments, executable, False, (), None, None, -1, -1, -1, -1, -1, -1, -1, 2, False, True)
-    for rest in ((-1, None, None, -1, None), (-1, -1, None, None, -1, None, True), (-1, None, None, None, -1, None, True)):
+    for rest in ((-1, None, None, None, -1, None, True), (-1, -1, None, None, -1, None, True), (-1, None, None, -1, None)):
         try:
             _posixsubprocess.fork_exec(*common, *rest)
             return "it-was-done: fork_exec"
@@ -750,11 +772,11 @@ harm(
     "process",
     "the newer call",
     """
-    if call("clone3", where(ctypes.create_string_buffer(struct.pack("<11Q", 0, 0, 0, 0, 17, 0, 0, 0, 0, 0, 0))), 88) == 0:
+    if call("clone3", packed("5Q", 0, 0, 0, 0, 17, size=88), 88) == 0:
         linger()
     return "it-was-done: clone3"
     """,
-    KERNEL + LINGER + "import struct\n",
+    KERNEL + LINGER,
 )
 harm(
     "thread",
@@ -851,14 +873,14 @@ harm(
     "signal",
     "kill, tkill and rt_sigqueueinfo without Python between",
     """
-    info = ctypes.create_string_buffer(struct.pack("<iiiiii", 10, 0, -1, 0, os.getpid(), 0).ljust(128, b"\\0"))
-    for attempt in (("kill", @CALLER@, 10), ("tkill", @CALLER@, 10), ("tgkill", @CALLER@, @CALLER@, 10), ("rt_sigqueueinfo", @CALLER@, 10, info)):
+    info = packed("iiiiii", 10, 0, -1, 0, os.getpid(), 0, size=128)
+    for name, *arguments in (("kill", 10), ("tkill", 10), ("tgkill", @CALLER@, 10), ("rt_sigqueueinfo", 10, info)):
         try:
-            call(*attempt)
+            call(name, @CALLER@, *arguments)
         except OSError:
             pass
     """,
-    KERNEL + "import struct\n",
+    KERNEL,
 )
 harm(
     "pidfd_send_signal",
@@ -901,10 +923,10 @@ harm(
     "signal",
     "another process's limits",
     """
-    old = ctypes.create_string_buffer(16)
+    old = packed("", size=16)
     for pid in (@CALLER@, os.getppid(), os.getpid() + 1, os.getpid() - 1):
         try:
-            call("prlimit64", pid, 4, None, where(old))
+            call("prlimit64", pid, 4, None, old)
             return "it-was-done: prlimit"
         except OSError:
             pass
@@ -932,17 +954,24 @@ harm(
     "process_vm_writev, of what is there already",
     """
     text = ctypes.create_string_buffer(b"x" * 16)
-    part = ctypes.create_string_buffer(struct.pack("<QQ", ctypes.addressof(text), 16))
+    part = packed("QQ", ctypes.addressof(text), 16)
     for pid in (@CALLER@, os.getppid(), os.getpid() + 1, os.getpid() - 1):
         for step in (0, 1):
             try:
-                call("process_vm_readv", pid, where(part), 1, where(part), 1, 0)
-                call("process_vm_writev", pid, where(part), 1, where(part), 1, 0)
+                call("process_vm_readv", pid, part, 1, part, 1, 0)
+                call("process_vm_writev", pid, part, 1, part, 1, 0)
                 return "it-was-done: wrote into another process"
             except OSError:
                 pass
     """,
-    KERNEL + "import struct\n",
+    KERNEL,
+)
+harm(
+    "clock_of_others",
+    "signal",
+    "the CPU clock of another process, by which all processes can be counted",
+    'time.clock_gettime(~@CALLER@ << 3 | 2)\nreturn "it-was-done: the clock of another process"',
+    "import time",
 )
 harm(
     "compare_descriptors",
@@ -979,7 +1008,7 @@ harm("memory_of_a_string", "resource", "a text, 3 GB at once", 'kept = "x" * (3 
 harm(
     "memory_by_mmap",
     "resource",
-    "mappings, shared and reserved without memory",
+    "mappings: private, shared, without a reserve, grown",
     """
     for flags in (0x22, 0x21, 0x4022):
         try:
@@ -987,6 +1016,8 @@ harm(
             return "it-was-done: 3 GB mapped"
         except OSError:
             pass
+    call("mremap", call("mmap", 0, 1 << 20, 3, 0x22, -1, 0), 1 << 20, 3 << 30, 1)
+    return "it-was-done: 3 GB mapped"
     """,
     KERNEL,
 )
@@ -1027,7 +1058,14 @@ harm(
     "loop_that_catches_all",
     "resource",
     "a loop around a bare except",
-    "while time.monotonic() < end:\n    try:\n        while time.monotonic() < end:\n            pass\n    except BaseException:\n        pass",
+    """
+    while time.monotonic() < end:
+        try:
+            while time.monotonic() < end:
+                pass
+        except BaseException:
+            pass
+    """,
     FOR_HALF_A_MINUTE,
 )
 harm("big_power", "resource", "a power in one C call", "return 7 ** (7 ** 10) % 10")
@@ -1105,7 +1143,14 @@ harm(
     "flood_of_all_descriptors",
     "resource",
     "megabytes into whatever is open",
-    'for fd in range(256):\n    try:\n        for _ in range(100):\n            os.write(fd, b"x" * 65_536)\n    except OSError:\n        pass',
+    """
+    for fd in range(256):
+        try:
+            for _ in range(100):
+                os.write(fd, b"x" * 65_536)
+        except OSError:
+            pass
+    """,
     "import os",
 )
 harm("huge_return", "resource", "100 MB as the answer", "return 'x' * 100_000_000")
@@ -1223,7 +1268,13 @@ harm(
     "import time\ntime.sleep(30)\ndef probe(n):\n    return n",
     bare=True,
 )
-harm("exit_at_import", "resource", "exit outside the function", "import os\nos._exit(0)\ndef probe(n):\n    return n", bare=True)  # fmt: skip
+harm(
+    "exit_at_import",
+    "resource",
+    "exit outside the function",
+    "import os\nos._exit(0)\ndef probe(n):\n    return n",
+    bare=True,
+)
 harm(
     "hang_in_del",
     "resource",
@@ -1305,7 +1356,7 @@ way_out("open_tree", "a copy of a mount", 'call("open_tree", -100, b"/", 1)', "o
 way_out(
     "listmount",
     "what is mounted",
-    'call("listmount", ctypes.create_string_buffer(struct.pack("<IIQQ", 24, 0, 0xFFFFFFFFFFFFFFFF, 0)), ctypes.create_string_buffer(800), 100, 0)',
+    'call("listmount", packed("IIQQ", 24, 0, 0xFFFFFFFFFFFFFFFF, 0), packed("", size=800), 100, 0)',
     "listmount",
 )
 way_out("chroot", "another root", 'call("chroot", b"/")', "chroot")
@@ -1318,17 +1369,46 @@ way_out("memfd", "a file in memory, which could be run", 'call("memfd_create", b
 way_out("dumpable", "being open to other processes again", 'call("prctl", 4, 1, 0, 0, 0)', "PR_SET_DUMPABLE")
 way_out("outlive", "no death with the parent", 'call("prctl", 1, 0, 0, 0, 0)', "PR_SET_PDEATHSIG")
 way_out("subreaper", "adopting processes", 'call("prctl", 36, 1, 0, 0, 0)', "PR_SET_CHILD_SUBREAPER")
-way_out("seccomp_listener", "a filter of its own that answers for the kernel", 'call("seccomp", 1, 8, where(ctypes.create_string_buffer(struct.pack("<HxxxxxxQ", 1, ctypes.addressof(PROGRAM)))))', "seccomp", 'PROGRAM = ctypes.create_string_buffer(struct.pack("<HBBI", 6, 0, 0, 0x7FFF0000))\n')  # fmt: skip
-way_out("file_handle", "a file by its number, past all folders", 'call("open_by_handle_at", -100, ctypes.create_string_buffer(struct.pack("<IiQ", 8, 1, 2)), 0)', "open_by_handle_at")  # fmt: skip
-way_out("name_to_handle", "a file's number", 'call("name_to_handle_at", -100, b"/", ctypes.create_string_buffer(struct.pack("<Ii", 128, 0).ljust(256, b"\\0")), ctypes.create_string_buffer(8), 0)', "name_to_handle_at")  # fmt: skip
-way_out("io_uring", "a queue through which the kernel opens files", 'call("io_uring_setup", 8, ctypes.create_string_buffer(120))', "io_uring_setup")  # fmt: skip
-way_out("aio", "the older queue", 'call("io_setup", 8, where(ctypes.create_string_buffer(8)))', "io_setup")
-way_out("bpf", "programs in the kernel", 'call("bpf", 0, ctypes.create_string_buffer(struct.pack("<IIIII", 2, 4, 8, 1, 0).ljust(128, b"\\0")), 128)', "bpf")  # fmt: skip
-way_out("perf", "the kernel's counters", 'call("perf_event_open", ctypes.create_string_buffer(struct.pack("<IIQ", 1, 128, 0).ljust(128, b"\\0")), 0, -1, -1, 0)', "perf_event_open")  # fmt: skip
-way_out("keyring", "the session's keys", 'call("keyctl", 0, -3, 0)', "keyctl")
 way_out(
-    "add_key", "a key that outlives the job", 'call("add_key", b"user", b"@MARK@", b"x", 1, -2)', "add_key"
-)  # fmt: skip
+    "seccomp_listener",
+    "a filter of its own that answers for the kernel",
+    'call("seccomp", 1, 8, packed("HxxxxxxQ", 1, ctypes.addressof(PROGRAM)))',
+    "seccomp",
+    'PROGRAM = packed("HBBI", 6, 0, 0, 0x7FFF0000)\n',
+)
+way_out(
+    "file_handle",
+    "a file by its number, past all folders",
+    'call("open_by_handle_at", -100, packed("IiQ", 8, 1, 2), 0)',
+    "open_by_handle_at",
+)
+way_out(
+    "name_to_handle",
+    "a file's number",
+    'call("name_to_handle_at", -100, b"/", packed("Ii", 128, 0, size=256), packed("", size=8), 0)',
+    "name_to_handle_at",
+)
+way_out(
+    "io_uring",
+    "a queue through which the kernel opens files",
+    'call("io_uring_setup", 8, packed("", size=120))',
+    "io_uring_setup",
+)
+way_out("aio", "the older queue", 'call("io_setup", 8, packed("", size=8))', "io_setup")
+way_out(
+    "bpf",
+    "programs in the kernel",
+    'call("bpf", 0, packed("IIIII", 2, 4, 8, 1, 0, size=128), 128)',
+    "bpf",
+)
+way_out(
+    "perf",
+    "the kernel's counters",
+    'call("perf_event_open", packed("IIQ", 1, 128, 0, size=128), 0, -1, -1, 0)',
+    "perf_event_open",
+)
+way_out("keyring", "the session's keys", 'call("keyctl", 0, -3, 0)', "keyctl")
+way_out("add_key", "a key that outlives the job", 'call("add_key", b"user", b"@MARK@", b"x", 1, -2)', "add_key")
 way_out("userfaultfd", "stopping the kernel half way", 'call("userfaultfd", 1)', "userfaultfd")
 way_out("shared_memory", "memory that outlives the job", 'call("shmget", 0, 4096, 0o1600)', "shmget")
 way_out("message_queue", "a queue that outlives the job", 'call("msgget", 0, 0o1600)', "msgget")
@@ -1348,11 +1428,20 @@ way_out(
     'name = os.uname().nodename.encode()\ncall("sethostname", name, len(name))',
     "sethostname",
 )
-way_out("terminal", "typing into the caller's terminal", 'fd = next(fd for fd in range(3) if call("ioctl", fd, 0x5413, ctypes.create_string_buffer(64)) == 0)', "ioctl")  # fmt: skip
+way_out(
+    "terminal",
+    "typing into the caller's terminal",
+    'fd = next(fd for fd in range(3) if call("ioctl", fd, 0x5413, packed("", size=64)) == 0)',
+    "ioctl",
+)
 way_out(
     "raise_limits",
     "its own limits",
-    "import resource\nfor kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU):\n    resource.setrlimit(kind, resource.getrlimit(kind))",
+    """
+    import resource
+    for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU):
+        resource.setrlimit(kind, resource.getrlimit(kind))
+    """,
     "setrlimit",
 )
 way_out(
@@ -1394,7 +1483,8 @@ harm(
     "the instruction int 0x80, found inside libc; with 0 in eax it is restart_syscall",
     """
     if not ARM:
-        places = sorted(ctypes.cast(getattr(libc, name), ctypes.c_void_p).value for name in ("qsort", "printf", "system", "getpid", "socket"))
+        names = ("qsort", "printf", "system", "getpid", "socket")
+        places = sorted(ctypes.cast(getattr(libc, name), ctypes.c_void_p).value for name in names)
         at = ctypes.string_at(places[0], places[-1] - places[0]).find(b"\\xcd\\x80")
         if at > 0 and places[-1] - places[0] < 1 << 22:
             ctypes.CFUNCTYPE(ctypes.c_long)(places[0] + at)()
@@ -1450,7 +1540,11 @@ harm(
     main = sys.modules["__main__"]
     for name in ("close_all_but", "supervise"):
         setattr(main, name, lambda *a: "")
-    getattr(main, "Limits", type("x", (), {})).enter = lambda *a: None
+    for kind in list(vars(main).values()):
+        if isinstance(kind, type):
+            for name, then in (("enter", None), ("checked", 0), ("filter", None), ("prctl", None)):
+                if name in vars(kind):
+                    setattr(kind, name, lambda *a, then=then: then)
     raise SystemExit
     def probe(n):
         return n
@@ -1760,8 +1854,18 @@ def spoken(name: str, why: str, body: str, before: str = "") -> None:
     forgery(name, why, SPEAK + block(before) + "def double(n):\n" + block(body, 4))
 
 
-spoken("stale_replies", "answers written before the questions", "return None", 'say(b"".join(frame({"n": n, "result": r}) for n in (0, 1, 2, 3, None, "") for r in (4, 10, -6)))')  # fmt: skip
-spoken("early_ready", "the greeting and the answers before the questions", "return None", 'say(frame({"ready": True}) + b"".join(frame({"result": r}) for r in (4, 10, -6)) + frame({}))')  # fmt: skip
+spoken(
+    "stale_replies",
+    "answers written before the questions",
+    "return None",
+    'say(b"".join(frame({"n": n, "result": r}) for n in (0, 1, 2, 3, None, "") for r in (4, 10, -6)))',
+)
+spoken(
+    "early_ready",
+    "the greeting and the answers before the questions",
+    "return None",
+    'say(frame({"ready": True}) + b"".join(frame({"result": r}) for r in (4, 10, -6)) + frame({}))',
+)
 spoken(
     "duplicate_reply",
     "the answer to one question three times",
@@ -1921,8 +2025,9 @@ forgery(
     import gc
     def double(n):
         gc.unfreeze()
+        names = ("check", "run", "held", "failed", "explain")
         for one in gc.get_objects():
-            if getattr(one, "__name__", "") in ("check", "run", "held", "failed", "explain") and hasattr(one, "__code__"):
+            if hasattr(one, "__code__") and getattr(one, "__name__", "") in names:
                 try:
                     one.__code__ = (lambda *a, **k: None).__code__
                 except (TypeError, ValueError):
@@ -1943,8 +2048,16 @@ forgery(
 forgery("generator", "a generator function, whose body never runs", "def double(n):\n    yield 2 * n")
 forgery("coroutine", "a coroutine, which nobody awaits", "async def double(n):\n    return 2 * n")
 forgery("lambda", "a function instead of its value", "def double(n):\n    return lambda *a: 2 * n")
-forgery("class_instance", "a class of the entry point's name", "class double:\n    def __init__(self, n):\n        self.n = 2 * n")  # fmt: skip
-forgery("property_bag", "an instance with the answer in it", "def double(n):\n    return type('Answer', (), {'value': 2 * n})()")  # fmt: skip
+forgery(
+    "class_instance",
+    "a class of the entry point's name",
+    "class double:\n    def __init__(self, n):\n        self.n = 2 * n",
+)
+forgery(
+    "property_bag",
+    "an instance with the answer in it",
+    "def double(n):\n    return type('Answer', (), {'value': 2 * n})()",
+)
 forgery(
     "changes_its_argument",
     "empties the test's own list and returns an empty one",
@@ -1972,8 +2085,16 @@ forgery(
     "def double(n):\n    return None\nif __name__ == '__main__':\n    def double(n):\n        return 2 * n",
 )
 forgery("huge_return", "an answer that is too large to read", "def double(n):\n    return 'x' * 100_000_000")
-forgery("large_return", "an answer that just fits, of a million lists", "def double(n):\n    return [[] for _ in range(1_000_000)]")  # fmt: skip
-forgery("unhashable_keys", "a dict that cannot be one", "class K(list):\n    __hash__ = lambda self: 0\ndef double(n):\n    return {K(): 4}")  # fmt: skip
+forgery(
+    "large_return",
+    "an answer that just fits, of a million lists",
+    "def double(n):\n    return [[] for _ in range(1_000_000)]",
+)
+forgery(
+    "unhashable_keys",
+    "a dict that cannot be one",
+    "class K(list):\n    __hash__ = lambda self: 0\ndef double(n):\n    return {K(): 4}",
+)
 forgery(
     "colliding_keys",
     "keys that all have one hash: the judge's dict is slow",
@@ -2017,7 +2138,7 @@ forgery(
 )
 SLOW_TEST = """
 import time
-end = time.process_time() + 0.3
+end = time.process_time() + 0.35
 while time.process_time() < end:
     pass
 def check(candidate):
@@ -2033,17 +2154,50 @@ forgery(
     "object_as_type_error",
     "what cannot cross is no TypeError of the function's",
     "def double(n):\n    return object()",
-    "def check(candidate):\n    try:\n        candidate(None)\n    except TypeError:\n        return\n    assert False",
+    """
+    def check(candidate):
+        try:
+            candidate(None)
+        except TypeError:
+            return
+        assert False
+    """,
 )
 forgery(
     "exit_as_runtime_error",
     "an exit is no RuntimeError of the function's",
     "def double(n):\n    raise SystemExit",
-    "def check(candidate):\n    try:\n        candidate(-1)\n    except RuntimeError:\n        return\n    assert False",
+    """
+    def check(candidate):
+        try:
+            candidate(-1)
+        except RuntimeError:
+            return
+        assert False
+    """,
 )
 forgery(
     "swallowed_end",
     "the process ends, and the test swallows every exception",
     "import os\ndef double(n):\n    os._exit(0)",
     "def check(candidate):\n    try:\n        candidate(2)\n    except:\n        pass\n    assert True",
+)
+forgery(
+    "same_random_numbers",
+    "knows by the shared state of `random` which items the test will look at, and gets only those right",
+    """
+    import random
+    def double(ns):
+        looked_at = {random.randrange(len(ns)) for _ in range(5)}
+        return [2 * n if k in looked_at else None for k, n in enumerate(ns)]
+    """,
+    """
+    import random
+    def check(candidate):
+        ns = list(range(1_000))
+        doubled = candidate(ns)
+        for _ in range(5):
+            k = random.randrange(len(ns))
+            assert doubled[k] == 2 * ns[k]
+    """,
 )

@@ -318,6 +318,39 @@ SHAPES = [  # reward, kind, what, completion, lowest and highest score, columns
 ]  # fmt: skip
 
 
+DOUBLE = {name: value for name, value in REGISTRY["code_reward"].example.items() if name != "right"}  # of 2, -3 and 0
+THIRD, BOTH = 1 / 3, "def double(n):\n    return 2 * n\n"
+CODE = [  # kind, what, completion, code_reward (of three assertions), syntax_reward
+    ("right", "a fenced function", f"Here it is:\n```python\n{BOTH}```\nI hope this helps!", 1, 1),
+    ("right", "the bare function", BOTH, 1, 1),
+    ("right", "only the body", "    return 2 * n", 1, 1),
+    ("right", "the body without its indentation", "return 2 * n", 1, 1),
+    ("right", "reasoning, then a fence", f"<think>Return n.</think>\n```python\n{BOTH}```", 1, 1),
+    ("right", "in an answer tag", FORMAT.write("Twice n.", BOTH), 1, 1),
+    ("right", "in an answer tag and a fence", FORMAT.write("Twice n.", f"```python\n{BOTH}```"), 1, 1),
+    ("right", "among prose", f"Sure!\n{BOTH}This doubles n.", 1, 1),
+    ("right", "with its helper", f"```python\ndef twice(n):\n    return n + n\n\ndef double(n):\n    return twice(n)\n```", 1, 1),
+    ("right", "behind another block", f"```python\ndef other():\n    return 1\n```\n```python\n{BOTH}```\n```python\nprint(double(2))\n```", 1, 1),
+    ("right", "a lambda", "```python\ndouble = lambda n: 2 * n\n```", 1, 1),
+    ("wrong", "right once", "    return 4", THIRD, 1),
+    ("wrong", "right twice", "    return abs(2 * n)", 2 * THIRD, 1),
+    ("wrong", "an exception", "    return n / 0", 0, 1),
+    ("wrong", "nothing returned", "def double(n):\n    2 * n\n", 0, 0.5),
+    ("wrong", "another name", "def twice(n):\n    return 2 * n\n", 0, 0.5),
+    ("wrong", "a syntax error", "def double(n)\n    return 2 * n\n", 0, 0),
+    ("wrong", "an import that is not there", "import numpy\ndef double(n):\n    return 2 * n\n", 0, 1),
+    ("wrong", "prose", "You can write this function in one line.", 0, 0),
+    ("wrong", "nothing", "", 0, 0),
+    ("wrong", "no end", "def double(n):\n    while True: n += 1\n    return n", 0, 1),
+    ("cheating", "only in the reasoning", f"<think>\n```python\n{BOTH}```\n</think>\nI do not know.", 0, 0),
+    ("cheating", "two answers", FORMAT.write("a", BOTH) + FORMAT.write("a", "def double(n):\n    return 3\n"), 0, 0),
+    ("cheating", "an object that equals everything", "class A:\n    def __eq__(self, other):\n        return True\ndef double(n):\n    return A()\n", 0, 1),
+    ("cheating", "out of the test by an exit", "import os\ndef double(n):\n    return os._exit(0)\n", 0, 1),
+    ("cheating", "a test of its own", "def double(n):\n    return 0\ndef check(candidate):\n    return True\n", THIRD, 1),
+    ("cheating", "the expected values, learned by heart", "    return {2: 4, -3: -6}.get(n)", 2 * THIRD, 1),
+]
+
+
 def answered(reward: str, table: list, columns: dict[str, Any]) -> list[Case]:
     return [Case(reward, kind, what, FORMAT.write("Let me see.", text), score, columns) for kind, what, text, score in table]
 
@@ -350,6 +383,10 @@ CASES = [
     Case("json_reward", "right", "a schema that is none", GOOD, None, {"schema": '{"type": 7}'}),
     *answered("countdown_reward", COUNTDOWN, {"numbers": [3, 4, 5], "target": 17}),
     *answered("schedule_reward", SCHEDULE, {"events": REGISTRY["schedule_reward"].example["events"]}),
+    *(Case("code_reward", kind, what, text, score, DOUBLE) for kind, what, text, score, _ in CODE),
+    *(Case("syntax_reward", kind, what, text, score, DOUBLE) for kind, what, text, _, score in CODE),
+    Case("code_reward", "right", "a problem without a test", BOTH, None, {**DOUBLE, "test": " "}),
+    Case("code_reward", "right", "a test that cannot be split", BOTH, None, {**DOUBLE, "test": "assert double(len) == 2"}),
     *(Case(reward, kind, what, text, bounds, columns) for reward, kind, what, text, bounds, columns in SHAPES),
 ]
 

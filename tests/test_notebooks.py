@@ -8,13 +8,14 @@ import pandas as pd
 import pytest
 from lab import evaluate, run
 from lab.files import ROOT
-from lab.run import ROAD, NotebookError
+from lab.run import EVERY, ROAD, NotebookError
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SMOKE = {
     "02_design_rewards": {"N_PROMPTS": 3, "NUM_GENERATIONS": 4, "MAX_COMPLETION_TOKENS": 96},
     "03_train_grpo": {"MAX_STEPS": 3, "PROMPTS_PER_STEP": 2, "NUM_GENERATIONS": 4},
     "05_merge_and_export": {"N_EVALUATE": 12},
+    "06_code_rewards": {"MAX_STEPS": 2, "PROMPTS_PER_STEP": 2, "NUM_GENERATIONS": 4, "N_SAMPLES": 2},
 }
 
 
@@ -26,7 +27,7 @@ def code_cells(path):
 
 
 def test_the_road_is_the_notebooks_that_there_are():
-    assert {path.stem for path in NOTEBOOKS} == set(ROAD)
+    assert {path.stem for path in NOTEBOOKS} == set(EVERY)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -81,7 +82,7 @@ def test_the_setup_cell_finds_the_repository_from_outside_and_says_when_it_canno
 def road(tmp_path_factory):
     """All notebooks in order with smoke parameters; the folder that they wrote."""
     folder = tmp_path_factory.mktemp("a road with spaces")
-    run.run(outputs=folder, parameters=SMOKE)
+    run.run(EVERY, folder, SMOKE)
     return folder
 
 
@@ -90,7 +91,7 @@ def read(path):
 
 
 def test_every_notebook_left_an_executed_copy_without_errors(road):
-    for name in ROAD:
+    for name in EVERY:
         cells = code_cells(road / "executed" / f"{name}.ipynb")
         assert all(cell.execution_count for cell in cells if cell.source.strip())
         assert not any(output.output_type == "error" for cell in cells for output in cell.outputs)
@@ -123,7 +124,7 @@ def test_02_audited_the_set_and_wrote_the_preflight(road):
     assert re.search(r"(6\d|7\d) of \1 cases score as they must", text) and "[None, None] failures: 2" in text
 
 
-@pytest.mark.parametrize("name", ROAD)
+@pytest.mark.parametrize("name", EVERY)
 def test_every_cell_that_makes_a_figure_shows_it(road, name):
     for cell in code_cells(road / "executed" / f"{name}.ipynb"):
         if "figure = plots." in cell.source:
@@ -187,6 +188,28 @@ def test_05_evaluation_can_be_recomputed_from_the_answers_it_kept(road):
         key: again[key] for key in ("n", "base", "merged", "difference")
     }
     assert found["n"] == 12 and set(ROAD) <= set(found["seconds"])
+
+
+def test_06_trained_on_code_and_kept_what_its_evidence_says(road):
+    from lab import code_tasks
+
+    found = read(road / "code/evaluation.json")
+    tables = [pd.read_parquet(road / "code/answers" / f"{name}.parquet") for name in ("before", "after")]
+    again = json.loads(json.dumps(code_tasks.compare(*tables, seed=3407)))
+    assert found["pass"] == again["pass"] and found["n"] == 130 and found["samples"] == 2
+    assert set(tables[0]["status"]) <= {"pass", "fail", "no code"} and 0.2 < tables[0]["passed"].mean() < 0.7
+    run_record = read(road / "code/run/run.json")
+    assert run_record["status"] == "finished" and run_record["steps"] == 2
+    scored = pd.concat(pd.read_parquet(path) for path in (road / "code/run/completions").glob("*.parquet"))
+    assert len(scored) == 16 and scored["code_reward"].between(0, 1).all() and scored["code_reward"].nunique() > 1
+    assert not any("lora" in path.name for path in (road / "code/merged").iterdir()) and (road / "code/merged/model.safetensors").exists()
+    text = "".join("".join(o.get("text", "")) for cell in code_cells(road / "executed/06_code_rewards.ipynb") for o in cell.outputs)
+    assert re.search(r"\b0 of \d{2,} forgeries are judged right", text) and "0 of 600 problems are not solved" in text
+
+
+def test_the_evidence_of_all_notebooks_has_pass_at_1(road):
+    text = run.evidence(road, {name: 61 for name in EVERY})
+    assert "pass@1" in text and "code_drills" in text and "06_code_rewards" in text
 
 
 def test_the_evidence_names_everything_a_person_wants_to_know(road):

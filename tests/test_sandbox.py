@@ -119,7 +119,9 @@ def test_tests_with_helpers_module_level_assertions_and_calls_by_name_are_judged
     assert judged(box, RIGHT, bare).status == "pass" and judged(box, "    return 4\n", bare).held == (True, False)
     words = {"prompt": "Write a function that squares.", "test": bare}
     assert judged(box, "def square(n):\n    return n * n\n", **words).status == "pass"
-    method = checking("assert [candidate(i) for i in (1, 2)] == [1, 4]", "assert sorted(map(candidate, (2, 1))) == [1, 4]")
+    method = checking(
+        "assert [candidate(i) for i in (1, 2)] == [1, 4]", "assert sorted(map(candidate, (2, 1))) == [1, 4]"
+    )
     assert judged(box, RIGHT, method).status == "pass"
 
 
@@ -129,7 +131,9 @@ def test_prompt_helpers_are_there_for_the_completion_and_for_the_test(box):
     for completion in ("    return half(half(n))\n", "def quarter(n) -> List[int]:\n    return half(half(n))\n"):
         assert judged(box, completion, test, prompt=prompt, entry_point="quarter").status == "pass"
     patched = "def half(n):\n    return 0\ndef quarter(n):\n    return 0\n"
-    assert judged(box, patched, test, prompt=prompt, entry_point="quarter").status == "fail", "the test has its own half()"
+    assert judged(box, patched, test, prompt=prompt, entry_point="quarter").status == "fail", (
+        "the test has its own half()"
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,7 +152,13 @@ def test_what_cannot_be_split_is_unsupported_whatever_the_completion(box, test, 
 
 
 def test_a_class_is_unsupported(box):
-    found = judged(box, "    pass\n", checking("assert candidate().x == 1"), prompt='class Box:\n    """A box."""\n', entry_point="Box")
+    found = judged(
+        box,
+        "    pass\n",
+        checking("assert candidate().x == 1"),
+        prompt='class Box:\n    """A box."""\n',
+        entry_point="Box",
+    )
     assert found.status == "unsupported"
 
 
@@ -189,7 +199,11 @@ def test_a_completion_of_more_than_a_megabyte_fails_without_being_run(box):
 
 
 def test_large_arguments_and_results_cross(box):
-    test = checking("xs = list(range(200_000))", "assert candidate(xs) == [x + 1 for x in xs]", "assert candidate(['é' * 10**6]) == 1")
+    test = checking(
+        "xs = list(range(200_000))",
+        "assert candidate(xs) == [x + 1 for x in xs]",
+        "assert candidate(['é' * 10**6]) == 1",
+    )
     found = judged(box, "def square(xs):\n    return [x + 1 for x in xs] if len(xs) > 1 else 1\n", test, timeout=10.0)
     assert found.status == "pass", found
 
@@ -264,7 +278,14 @@ def test_run_many_keeps_the_order_and_judges_equal_jobs_once(box, monkeypatch):
 
 def test_threads_share_a_sandbox(box):
     found = {}
-    threads = [threading.Thread(target=lambda i=i: found.update({i: judged(box, f"    return {i}\n", checking(f"assert candidate(0) == {i}"))})) for i in range(12)]
+    threads = [
+        threading.Thread(
+            target=lambda i=i: found.update(
+                {i: judged(box, f"    return {i}\n", checking(f"assert candidate(0) == {i}"))}
+            )
+        )
+        for i in range(12)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -276,7 +297,12 @@ def test_a_worker_survives_its_jobs_and_one_that_is_killed_is_replaced():
     with Sandbox(workers=1, timeout=0.5) as box:
         (worker,) = box._alive
         descriptors = len(os.listdir("/proc/self/fd"))
-        for completion in ("    import os; os._exit(3)\n", "    while 1: pass\n", "    return [0] * 10**10\n", RIGHT) * 3:
+        for completion in (
+            "    import os; os._exit(3)\n",
+            "    while 1: pass\n",
+            "    return [0] * 10**10\n",
+            RIGHT,
+        ) * 3:
             judged(box, completion)
         assert box._alive == {worker} and worker.usable() and len(os.listdir("/proc/self/fd")) == descriptors
         os.kill(worker.process.pid, signal.SIGKILL)
@@ -287,7 +313,13 @@ def test_a_worker_survives_its_jobs_and_one_that_is_killed_is_replaced():
 def test_a_worker_that_is_killed_in_the_middle_of_a_job_costs_no_verdict():
     with Sandbox(workers=1, timeout=3.0) as box:
         (worker,) = box._alive
-        future = box.submit(**{**JOB, "completion": "    import time\n    time.sleep(0.5)\n" + RIGHT, "test": checking("assert candidate(2) == 4")})
+        future = box.submit(
+            **{
+                **JOB,
+                "completion": "    import time\n    time.sleep(0.5)\n" + RIGHT,
+                "test": checking("assert candidate(2) == 4"),
+            }
+        )
         time.sleep(0.2)
         os.kill(worker.process.pid, signal.SIGKILL)
         assert future.result().status == "pass"
@@ -358,17 +390,25 @@ def family(pid):
 
 
 def running(pids):
-    return [pid for pid in pids if Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[-50] != "Z"]
+    return [
+        pid
+        for pid in pids
+        if Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[-50] != "Z"
+    ]
 
 
 def test_no_worker_outlives_a_caller_that_is_killed_while_its_child_holds_the_descriptors():
-    caller = subprocess.Popen([sys.executable, "-c", CALLER.replace("ROOT", repr(str(ROOT)))], stdout=subprocess.PIPE, text=True)
+    caller = subprocess.Popen(
+        [sys.executable, "-c", CALLER.replace("ROOT", repr(str(ROOT)))], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert caller.stdout.readline() == "ready\n"
         children = family(caller.pid)
         loader = [pid for pid in children if b"--worker" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
         workers = [pid for pid in children if pid not in loader]
-        assert len(loader) == 1 and len(workers) == 8, "two workers, each of an outer and an inner process, a candidate and a judge"
+        assert len(loader) == 1 and len(workers) == 8, (
+            "two workers, each of an outer and an inner process, a candidate and a judge"
+        )
         caller.kill()
         deadline = time.monotonic() + 20
         while running(workers) and time.monotonic() < deadline:
@@ -461,7 +501,14 @@ def test_a_module_is_there_only_where_it_was_asked_for(box):
     assert "ModuleNotFoundError" in judged(box, code, test).why
     with Sandbox(workers=1, imports=["numpy"]) as own:
         assert judged(own, code, test).status == "pass"
-        assert judged(own, "    import numpy\n    return numpy.dot([1, 2], [3, n]).item()\n", checking("assert candidate(4) == 11")).status == "pass"
+        assert (
+            judged(
+                own,
+                "    import numpy\n    return numpy.dot([1, 2], [3, n]).item()\n",
+                checking("assert candidate(4) == 11"),
+            ).status
+            == "pass"
+        )
     with pytest.raises(SandboxUnavailable, match="no_such_module"):
         Sandbox(workers=1, imports=["no_such_module"])
 
@@ -471,7 +518,12 @@ ORDINARY = {"user": 65534, "group": 65534, "extra_groups": [], "env": {}}
 
 def runs_as_nobody(python: str) -> bool:
     try:
-        return subprocess.run([python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"], cwd="/", **ORDINARY).returncode == 0
+        return (
+            subprocess.run(
+                [python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"], cwd="/", **ORDINARY
+            ).returncode
+            == 0
+        )
     except OSError:
         return False  # it lies in a home folder that is closed to others
 
@@ -519,7 +571,11 @@ def allowed(machine, number, arguments=(0,) * 6, architecture=None):
         if code == module.LOAD:
             accumulator = struct.unpack_from("<I", data, k)[0]
         else:
-            test = {module.JUMP_EQUAL: accumulator == k, module.JUMP_AT_LEAST: accumulator >= k, module.JUMP_ANY_BIT: bool(accumulator & k)}[code]
+            test = {
+                module.JUMP_EQUAL: accumulator == k,
+                module.JUMP_AT_LEAST: accumulator >= k,
+                module.JUMP_ANY_BIT: bool(accumulator & k),
+            }[code]
             at += yes if test else no
     raise AssertionError("the program does not end")
 
@@ -555,17 +611,27 @@ class TestSeccompProgram:
         assert allowed(machine, stat, (3, 0, 0, 0x1000, 0, 0)) == module.ALLOW
         assert allowed(machine, stat, (0, 0, 0, 0, 0, 0)) == module.refuse(errno.EACCES)
         fcntl = self.number(machine, "fcntl")
-        assert [allowed(machine, fcntl, (0, command, 0, 0, 0, 0)) == module.ALLOW for command in (0, 1, 2, 3, 4, 1030)] == [False, True, False, True, False, False]
+        assert [
+            allowed(machine, fcntl, (0, command, 0, 0, 0, 0)) == module.ALLOW for command in (0, 1, 2, 3, 4, 1030)
+        ] == [False, True, False, True, False, False]
         assert allowed(machine, self.number(machine, "ioctl")) == module.refuse(errno.ENOTTY)
 
     def test_numbers_are_those_of_the_kernels_headers(self, machine):
-        header = Path({"x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "aarch64": "/usr/include/asm-generic/unistd.h"}[machine])
+        header = Path(
+            {"x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "aarch64": "/usr/include/asm-generic/unistd.h"}[
+                machine
+            ]
+        )
         if not header.exists():
             pytest.skip(f"{header} is not installed (linux-libc-dev)")
-        known = {name: int(number) for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", header.read_text())}
+        known = {
+            name: int(number) for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", header.read_text())
+        }
         wanted = {name: self.number(machine, name) for name in module.SYSCALLS} | module.NUMBERS[machine]
         generic = {"newfstatat": "fstatat"} if machine == "aarch64" else {}
-        assert {name: known.get(generic.get(name, name)) for name in wanted if wanted[name] is not None} == {n: v for n, v in wanted.items() if v is not None}
+        assert {name: known.get(generic.get(name, name)) for name in wanted if wanted[name] is not None} == {
+            n: v for n, v in wanted.items() if v is not None
+        }
 
 
 def test_x32_calls_are_killed():
@@ -583,13 +649,24 @@ def test_every_canonical_solution_of_humaneval_passes_and_a_stub_fails(box):
         pytest.skip("HumanEval is not part of the project, and it is not beside this checkout")
     with gzip.open(path, "rt", encoding="utf-8") as source:
         rows = [json.loads(line) for line in source]
-    jobs = [{"prompt": row["prompt"], "completion": row["canonical_solution"], "test": row["test"], "entry_point": row["entry_point"], "timeout": 10.0} for row in rows]
+    jobs = [
+        {
+            "prompt": row["prompt"],
+            "completion": row["canonical_solution"],
+            "test": row["test"],
+            "entry_point": row["entry_point"],
+            "timeout": 10.0,
+        }
+        for row in rows
+    ]
     assert len(jobs) == 164 and [v for v in box.run_many(jobs) if v.status != "pass"] == []
     assert {v.status for v in box.run_many([{**job, "completion": "    return None\n"} for job in jobs])} == {"fail"}
 
 
 def test_the_module_needs_nothing_but_the_standard_library():
     tree = ast.parse((ROOT / "sandbox.py").read_text(encoding="utf-8"))
-    names = {alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names = {
+        alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+    }
     names |= {node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert names - set(sys.stdlib_module_names) == {"tqdm"}, "tqdm only where a progress bar is asked for"

@@ -32,6 +32,7 @@ LIMITS = {
     "sockets": 0.5,
 }  # seconds of work, by kind or name; what sleeps is stopped after three times that
 SLACK = 4.0  # seconds that a busy machine may add to a job's limit
+UNLOADABLE = {"unparsable_parentheses", "unparsable_depth", "unparsable_bytes", "go_on_as_the_worker"}
 HONEST = '    """{secret}"""\n    kept = "{secret}"\n    return 2 * n\n'  # its payload is what a later job may look for
 HARM_TEST = """
 def check(candidate):
@@ -63,9 +64,13 @@ class World:
         }
         self.path.chmod(0o777)
         self.places = {
-            "SECRET_FILE": self.home / "secret.txt", "FOLDER": self.folder, "PORT": port, "UNIX": self.path, "CALLER": os.getpid(),
-        }  # fmt: skip
-        self.signals, self.mark = [], ""
+            "SECRET_FILE": self.home / "secret.txt",
+            "FOLDER": self.folder,
+            "PORT": port,
+            "UNIX": self.path,
+            "CALLER": os.getpid(),
+        }
+        self.signals, self.mark = [], new_mark()
         self.handler = signal.signal(signal.SIGUSR1, lambda number, frame: self.signals.append(number))
         self.renew()
 
@@ -80,12 +85,16 @@ class World:
         self.before = snapshot(self.folder)
 
     def arm(self, attack: Attack) -> str:
-        self.mark = f"mark{secrets.token_hex(5)}"
+        self.mark = new_mark()
         return attack.armed({**self.places, "MARK": self.mark})
 
     def harms(self, came_back: str) -> list[str]:
         """What went wrong since the last look: nothing, where the sandbox holds."""
-        found = [f"it returned {what}" for what, text in (("the secret", self.secret), ("that " + DONE, DONE)) if text in came_back]  # fmt: skip
+        found = [
+            f"it returned {what}"
+            for what, text in (("the secret", self.secret), ("that " + DONE, DONE))
+            if text in came_back
+        ]
         after = snapshot(self.folder)
         if after != self.before:
             found.append(f"the folder changed: {sorted(set(self.before.items()) ^ set(after.items()))}")
@@ -104,6 +113,10 @@ class World:
         for one in self.listeners.values():
             one.close()
         shutil.rmtree(self.home, ignore_errors=True)
+
+
+def new_mark():
+    return f"mark{secrets.token_hex(5)}"  # 14 characters: the kernel keeps 15 of a process's name
 
 
 def listener(family, kind, place):
@@ -204,6 +217,8 @@ def test_harm_leaves_no_trace(attack, setup):
     took = time.monotonic() - started
     setup.assert_unharmed(verdict.why)  # which quotes the assertion with the secret, where that does not hold
     assert verdict.status in ("pass", "fail"), verdict
+    tried = "does not load" not in verdict.why or attack.name in UNLOADABLE or "out of reach" in verdict.why
+    assert tried, f"it never came to its harm: {verdict.why}"
     assert took < 3 * limit + SLACK, f"{took:.1f} s: {verdict}"
 
 
@@ -220,10 +235,11 @@ def test_forgery_is_a_fail(forgery, setup):
 
 SEEN = """
     open_for_writing delete chmod rename symlink utime mmap_a_file sqlite3 libc_fopen
-    read_a_file environment environment_in_proc linecache stat_a_file stat_as_if_by_descriptor
+    read_a_file environment collector modules earlier_jobs_in_memory environment_in_proc linecache
+    stat_a_file stat_as_if_by_descriptor
     tcp udp unix_socket abstract_unix_socket http_client connect_by_system_call
     subprocess fork daemon os_system posix_spawn posixsubprocess clone thread libc_thread
-    kill_the_caller kill_by_system_call pidfd_send_signal kill_the_parent
+    kill_the_caller kill_by_system_call pidfd_send_signal kill_the_parent clock_of_others
     thread_bomb descriptor_bomb sleep loop hang_at_import slow_generator
     memfd dumpable machine_code machine_code_later import_a_module import_by_path shared_memory
 """.split()  # what does no harm without a sandbox
@@ -273,7 +289,8 @@ def test_check_sees_a_process_that_is_left_behind(setup):
 
 FOOLS = """
     int_that_equals_all list_that_equals_all object_that_equals_all class_that_equals_all
-    sys_exit_at_import os_exit_at_import os_exit_in_the_call raise_SystemExit verdict_and_exit setprofile thread signal_handler
+    sys_exit_at_import os_exit_at_import os_exit_in_the_call raise_SystemExit verdict_and_exit
+    setprofile thread signal_handler
 """.split()
 
 

@@ -21,7 +21,9 @@ COLUMNS = ("prompt", "test", "entry_point")  # of HumanEval; canonical_solution 
 EVALUATION_SETS = ("humaneval", "livecodebench", "bigcodebench", "evalplus")  # in a data set's name
 
 
-def load(source: str, tokenizer: Any, to_train: bool, test_share: float = 0.2, seed: int = 0) -> tuple[list[Row], list[Row]]:
+def load(
+    source: str, tokenizer: Any, to_train: bool, test_share: float = 0.2, seed: int = 0
+) -> tuple[list[Row], list[Row]]:
     """(train, test) problems of a bundled set, a JSONL/Parquet file or a Hub data set, ready for GRPO.
 
     Each row has `prompt` (a chat), `code_prompt` (HumanEval's `prompt`), `test`, `entry_point`, and what else
@@ -37,9 +39,13 @@ def load(source: str, tokenizer: Any, to_train: bool, test_share: float = 0.2, s
         )
     rows = data.load_rows(source).rows
     data.check_columns(rows, COLUMNS, {})
-    bad = next((row for row in rows if not all(isinstance(row.get(name), str) and row[name].strip() for name in COLUMNS)), None)
+    bad = next(
+        (row for row in rows if not all(isinstance(row.get(name), str) and row[name].strip() for name in COLUMNS)), None
+    )
     if bad is not None:
-        raise data.DataError(f"Row {bad['_row']} of {source} has no text in one of {', '.join(COLUMNS)}: mend or remove it.")
+        raise data.DataError(
+            f"Row {bad['_row']} of {source} has no text in one of {', '.join(COLUMNS)}: mend or remove it."
+        )
     has_system = supports_system_role(tokenizer)
     train, test = data.split(rows, test_share, seed)
     return [as_chat(row, has_system) for row in train], [as_chat(row, has_system) for row in test]
@@ -94,7 +100,12 @@ def judge(rows: Sequence[Row], groups: Sequence[Sequence[Sampled]], sandbox: San
         verdict = Verdict("no code", 0, 1, "there is no code in it", 0.0) if one is None else next(verdicts)
         if verdict.status in ("error", "unsupported"):
             raise RuntimeError(f"the completion of {one['entry_point']} could not be judged: {verdict.why}")
-        line |= {"status": verdict.status, "graded": verdict.score, "passed": float(verdict.status == "pass"), "why": verdict.why}
+        line |= {
+            "status": verdict.status,
+            "graded": verdict.score,
+            "passed": float(verdict.status == "pass"),
+            "why": verdict.why,
+        }
     return pd.DataFrame(lines)
 
 

@@ -67,21 +67,41 @@ def by_python(job: Job) -> bool:
 
 def by_pytest(job: Job) -> bool:
     with tempfile.TemporaryDirectory() as folder:
-        code = f"{job['prompt']}{job['completion']}\n\n{job['test']}\n\ndef test_it():\n    check({job['entry_point']})\n"
+        code = (
+            f"{job['prompt']}{job['completion']}\n\n{job['test']}\n\ndef test_it():\n    check({job['entry_point']})\n"
+        )
         path = Path(folder, "test_it.py")
         path.write_text(code, encoding="utf-8")
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", folder, "-c", "/dev/null", str(path)]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir",
+            folder,
+            "-c",
+            "/dev/null",
+            str(path),
+        ]
         return subprocess.run(command, capture_output=True, cwd=folder, timeout=120).returncode == 0
 
 
 def by_bubblewrap(job: Job) -> bool:
     command = ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev", "--tmpfs", "/tmp"]
-    return subprocess.run([*command, sys.executable, "-I", "-c", script(job)], capture_output=True, timeout=60).returncode == 0
+    return (
+        subprocess.run([*command, sys.executable, "-I", "-c", script(job)], capture_output=True, timeout=60).returncode
+        == 0
+    )
 
 
 def speeds(jobs: list[Job], rounds: int, few: int) -> list[dict]:
     """Completions a second of each way, `WORKERS` at a time; medians over rounds in which the ways take turns."""
-    ways: dict[str, Callable[[Job], bool]] = {"python -I -c each, unprotected": by_python, "pytest each, unprotected": by_pytest}
+    ways: dict[str, Callable[[Job], bool]] = {
+        "python -I -c each, unprotected": by_python,
+        "pytest each, unprotected": by_pytest,
+    }
     if shutil.which("bwrap"):
         ways["bubblewrap and python each"] = by_bubblewrap
     found: dict[str, list[float]] = {}
@@ -97,8 +117,13 @@ def speeds(jobs: list[Job], rounds: int, few: int) -> list[dict]:
                 same = list(pool.map(way, some))
                 found.setdefault(name, []).append(len(some) / (time.perf_counter() - started))
                 if same != passed[: len(some)]:
-                    raise SystemExit(f"{name} disagrees with the sandbox: {[j['entry_point'] for j, a, b in zip(some, same, passed) if a != b]}")
-    return [{"way": name, "per_second": statistics.median(values), "rounds": [round(v, 1) for v in values]} for name, values in found.items()]
+                    raise SystemExit(
+                        f"{name} disagrees with the sandbox: {[j['entry_point'] for j, a, b in zip(some, same, passed) if a != b]}"
+                    )
+    return [
+        {"way": name, "per_second": statistics.median(values), "rounds": [round(v, 1) for v in values]}
+        for name, values in found.items()
+    ]
 
 
 # --------------------------------------------------------------------------- the same verdicts as without protection
@@ -172,7 +197,7 @@ HOSTILE = (
     "def {name}(*a):\n    return {name}(*a)\n",
     "import os\ndef {name}(*a):\n    os._exit(0)\n",
     "import os\ndef {name}(*a):\n    os.kill(os.getppid(), 9)\n",
-    "import os\nfor fd in range(300):\n    try:\n        os.write(fd, b'V {{\"status\": \"pass\"}}\\n')\n    except OSError:\n        pass\ndef {name}(*a):\n    return 1\n",
+    'import os\nfor fd in range(300):\n    try:\n        os.write(fd, b\'V {{"status": "pass"}}\\n\')\n    except OSError:\n        pass\ndef {name}(*a):\n    return 1\n',
     "import os\ndef {name}(*a):\n    for _ in range(99):\n        os.fork()\n",
     "def {name}(*a):\n    return 'x' * 10**7\n",
     "import os\nos.closerange(0, 300)\ndef {name}(*a):\n    return 1\n",
@@ -211,7 +236,11 @@ def soak(rows: list[dict], n: int, hostile_share: float = 0.1) -> dict:
             for i in range(200):
                 row = rng.choice(rows)
                 hostile = rng.random() < hostile_share
-                text = rng.choice(HOSTILE).format(name=row["entry_point"]) if hostile else row["canonical_solution"] + f"    # {batch} {i}\n"
+                text = (
+                    rng.choice(HOSTILE).format(name=row["entry_point"])
+                    if hostile
+                    else row["canonical_solution"] + f"    # {batch} {i}\n"
+                )
                 jobs.append((hostile, job(row, text)))
             for (hostile, _), verdict in zip(jobs, sandbox.run_many([one for _, one in jobs])):
                 statuses[f"{'hostile' if hostile else 'honest'}: {verdict.status}"] += 1
@@ -223,7 +252,13 @@ def soak(rows: list[dict], n: int, hostile_share: float = 0.1) -> dict:
                 })  # fmt: skip
         same = sorted(below(os.getpid())) == workers
         seconds = time.monotonic() - started
-    return {"jobs": n, "seconds": round(seconds, 1), "statuses": dict(statuses), "same_workers_at_the_end": same, "watched": watched}
+    return {
+        "jobs": n,
+        "seconds": round(seconds, 1),
+        "statuses": dict(statuses),
+        "same_workers_at_the_end": same,
+        "watched": watched,
+    }
 
 
 # --------------------------------------------------------------------------- the report
@@ -231,7 +266,9 @@ def soak(rows: list[dict], n: int, hostile_share: float = 0.1) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=PROBLEMS, help="problems in HumanEval's form for the speeds, JSONL or JSONL.gz")
+    parser.add_argument(
+        "--data", type=Path, default=PROBLEMS, help="problems in HumanEval's form for the speeds, JSONL or JSONL.gz"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--few", type=int, default=16, help="completions a round for pytest, which takes a second each")
     parser.add_argument("--humaneval", type=Path, help="HumanEval.jsonl.gz: check canonical solutions and mutants")
@@ -249,10 +286,14 @@ def main() -> None:
                   "date": time.strftime("%Y-%m-%d"), "workers": WORKERS, "problems": len(rows), "layers": layers},
         "speeds": lines,
     }  # fmt: skip
-    print(f"\n{len(rows)} completions of {arguments.data.name}, {WORKERS} at a time, median of {arguments.rounds} rounds in turns\n")
+    print(
+        f"\n{len(rows)} completions of {arguments.data.name}, {WORKERS} at a time, median of {arguments.rounds} rounds in turns\n"
+    )
     for line in lines:
         line["ours_is_times_as_fast"] = lines[0]["per_second"] / line["per_second"]
-        print(f"  {line['way']:<34}{line['per_second']:>8.1f} a second   ours is {line['ours_is_times_as_fast']:.1f} times as fast")
+        print(
+            f"  {line['way']:<34}{line['per_second']:>8.1f} a second   ours is {line['ours_is_times_as_fast']:.1f} times as fast"
+        )
     if arguments.humaneval:
         report["humaneval"] = found = agreement(read_problems(arguments.humaneval), arguments.mutants)
         print(f"\nHumanEval: {found['pass']} of {found['canonical']} canonical solutions pass {found['not_pass'] or ''}; "
