@@ -643,19 +643,13 @@ def read_verdict(plan: Plan, nonce: str, told: bytes, ended: dict[str, Any]) -> 
         for k, kind in enumerate(plan.kinds)
     )
     total = max(1, len(held))
+    who, _, late = ended["late"].partition(": ")
     if final:
         status, why = final["status"], final["why"]
-    elif not called:
-        status, why = (
-            "error",
-            "the test itself did not end, before its first call"
-            if ended["late"]
-            else "the test's process died before its first call",
-        )
-    elif ended["late"]:
-        status, why = "fail", f"stopped: {ended['late']}"
+    elif called or who == "candidate":
+        status, why = "fail", f"stopped: {late}" if late else "the judge could not take what the function returned"
     else:
-        status, why = "fail", "the judge could not take what the function returned"
+        status, why = "error", f"the test {'did not end' if late else 'ended its process'} before its first call"
     if status == "pass":
         return Verdict(status, total, total, "all assertions hold", seconds, (True,) * len(held))
     return Verdict(status, sum(held), total, one_line(why, 300), seconds, held)
@@ -824,6 +818,7 @@ def candidate_main(payload: int, rpc: int) -> None:
     """Loads the completion and answers calls, each with the number that the call came with."""
     prompt_code, prompt, completion, entry_point = marshal.loads(read_all(payload))
     os.close(payload)
+    send_frame(rpc, {"entered": True})  # before anything of the completion's has run: not to come so far is our fault
     try:
         function = load(prompt_code, prompt, completion, entry_point)
         send_frame(rpc, {"ready": True})
@@ -933,13 +928,15 @@ class Judge:
         self.ended = self.ended or Stop(status, why)  # kept: a bare `except:` of the test may swallow it
         raise self.ended
 
-    def read(self, number: str | None) -> dict:
+    def read(
+        self, number: str | None, at_end: tuple[str, str] = ("fail", "the process of the completion ended")
+    ) -> dict:
         try:
             reply = read_frame(self.rpc)
         except (ValueError, RecursionError, MemoryError, OSError):
             self.stop("fail", "the process of the completion broke the protocol")
         if reply is None:
-            self.stop("fail", "the process of the completion ended")
+            self.stop(*at_end)
         if not isinstance(reply, dict) or number is not None and reply.get("n") != number:
             self.stop("fail", "the process of the completion broke the protocol")
         return reply
@@ -959,6 +956,11 @@ class Judge:
             raise self.ended
         if not self.calls:
             self.calls = 1
+            if (
+                self.read(None, ("error", "the process of the completion could not be started")).get("entered")
+                is not True
+            ):
+                self.stop("error", "the process of the completion could not be started")
             self.note("C")
             ready = self.read(None)
             if ready.get("ready") is not True:
@@ -1345,13 +1347,13 @@ def write_raw(path: str, text: str) -> None:
         os.close(fd)
 
 
-def close_all_but(keep: set[int]) -> None:
+def close_all_but(keep: set[int], top: int = 65_536) -> None:
     low = 0
     for fd in sorted(keep):
         if low < fd:  # os.closerange(0, 0) of Python 3.11 closes everything: its end becomes -1
             os.closerange(low, fd)
         low = max(low, fd + 1)
-    os.closerange(low, 65_536)
+    os.closerange(low, top)
 
 
 def serve(
@@ -1522,7 +1524,7 @@ def one_job(limits: Limits, fds: Sequence[int], timeout: float) -> dict[str, Any
         if pid == 0:
             code = 1
             try:
-                close_all_but({0, 1, 2, *keep})
+                close_all_but({0, 1, 2, *keep}, top=256)  # the worker has few; older kernels close them one by one
                 limits.enter(timeout)
                 main(*keep)
                 code = 0
@@ -1536,14 +1538,21 @@ def one_job(limits: Limits, fds: Sequence[int], timeout: float) -> dict[str, Any
 
 
 def supervise(children: dict[int, str], started: float, timeout: float) -> str:
-    """Waits until the judge has ended, or the time is up: then says why. All children are gone afterwards."""
-    late, used = "", 0.0
-    while "judge" in children.values():
-        used = sum(filter(None, map(cpu_seconds, children)))
-        left = min(timeout - used, WALL * timeout - (time.monotonic() - started))
+    """Waits until the judge has ended, or the time is up: then says whose, and why. All children are gone afterwards.
+
+    Each of the two has the limit for its own work, so that a candidate cannot use up the judge's before the
+    first call, and have the test blamed.
+    """
+    late = ""
+    while "judge" in children.values() and not late:
+        used = {name: cpu_seconds(pid) or 0.0 for pid, name in children.items()}
+        worked = max(used, key=used.__getitem__)
+        left = min(timeout - used[worked], WALL * timeout - (time.monotonic() - started))
         if left <= 0:
             late = (
-                f"more than {timeout:g} s of work" if used >= timeout else f"still waiting after {WALL * timeout:g} s"
+                f"{worked}: more than {timeout:g} s of work"
+                if used[worked] >= timeout
+                else f"judge: still waiting after {WALL * timeout:g} s"
             )
             break
         signal.sigtimedwait({signal.SIGCHLD}, left)

@@ -732,13 +732,10 @@ harm(
     "the C module below subprocess, with vfork",
     """
     executable, arguments = [os.fsencode(PYTHON)], [os.fsencode(part) for part in SLEEP]
-    common = (arguments, executable, False, (), None, None, -1, -1, -1, -1, -1, -1, -1, 2, False, True)
-    for rest in ((-1, None, None, None, -1, None, True), (-1, -1, None, None, -1, None, True), (-1, None, None, -1, None)):
-        try:
-            _posixsubprocess.fork_exec(*common, *rest)
-            return "it-was-done: fork_exec"
-        except TypeError:
-            pass
+    descriptors = (-1, -1, -1, -1, -1, -1, -1, 2)
+    who = (-1, None, None, None, -1)
+    _posixsubprocess.fork_exec(arguments, executable, False, (), None, None, *descriptors, False, True, *who, None, True)
+    return "it-was-done: fork_exec"
     """,
     SLEEPER + "import _posixsubprocess\n",
 )

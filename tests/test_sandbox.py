@@ -168,8 +168,8 @@ def test_a_class_is_unsupported(box):
         ("def check(candidate:\n", "cannot be compiled"),
         (checking("x = undefined", "assert candidate(2) == 4"), "NameError"),
         (checking("pass"), "never calls"),
-        (checking("while True: pass"), "did not end, before its first call"),
-        ("import os\nos._exit(0)\n" + checking("assert candidate(2) == 4"), "before its first call"),
+        (checking("while True: pass"), "did not end before its first call"),
+        ("import os\nos._exit(0)\n" + checking("assert candidate(2) == 4"), "ended its process before its first call"),
         ("def check():\n    pass\n", "takes no candidate"),
         ("", "never calls"),
     ],
@@ -323,6 +323,40 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_job_costs_no_verdict():
         time.sleep(0.2)
         os.kill(worker.process.pid, signal.SIGKILL)
         assert future.result().status == "pass"
+
+
+def test_what_a_worker_started_dies_with_it():
+    with Sandbox(workers=1, timeout=30.0) as box:
+        (worker,) = box._alive
+        box.submit(**{**JOB, "completion": "    while True: pass\n"})
+        time.sleep(0.3)
+        inner = family(worker.process.pid)
+        assert len(running(inner)) == 3, "the inner process, a candidate, a judge"
+        os.kill(worker.process.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 20
+        while running(inner) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not running(inner)
+
+
+def test_a_candidate_that_cannot_be_locked_down_is_an_error_and_is_not_run(tmp_path):
+    text = (ROOT / "sandbox.py").read_text(encoding="utf-8")
+    entered = " " * 16 + "main(*keep)\n"
+    assert text.count(entered) == 1
+    broken = text.replace(entered, " " * 16 + "assert main is judge_main\n" + entered)
+    (tmp_path / "sandbox.py").write_text(broken.replace("worker.prove(self.options)", "pass"), encoding="utf-8")
+    code = f"from sandbox import Sandbox\nwith Sandbox(workers=1) as box: print(box.run_tests(**{JOB!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert "status='error'" in done.stdout and "could not be started" in done.stdout, done
+
+
+def test_a_candidate_cannot_use_up_the_time_of_the_test_and_have_it_blamed(box):
+    slow = "import time\nstop = time.process_time() + 0.5\nwhile time.process_time() < stop: pass\n"
+    spins = "while True: pass\n" + PROMPT + RIGHT
+    found = judged(box, spins, slow + TEST, timeout=0.7)
+    assert found.status == "fail" and "more than 0.7 s of work" in found.why
+    assert judged(box, RIGHT, slow + TEST, timeout=0.7).status == "pass"
+    assert judged(box, RIGHT, slow + TEST, timeout=0.3).status == "error"
 
 
 def test_a_closed_sandbox_says_so_and_its_workers_are_gone():

@@ -217,7 +217,8 @@ def test_harm_leaves_no_trace(attack, setup):
     took = time.monotonic() - started
     setup.assert_unharmed(verdict.why)  # which quotes the assertion with the secret, where that does not hold
     assert verdict.status in ("pass", "fail"), verdict
-    tried = "does not load" not in verdict.why or attack.name in UNLOADABLE or "out of reach" in verdict.why
+    refused = any(words in verdict.why for words in ("ModuleNotFoundError", "ctypes is out of reach"))
+    tried = "does not load" not in verdict.why or attack.name in UNLOADABLE or refused
     assert tried, f"it never came to its harm: {verdict.why}"
     assert took < 3 * limit + SLACK, f"{took:.1f} s: {verdict}"
 
