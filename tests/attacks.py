@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 DONE = "it-was-done"  # what a probe returns where the kernel let it do what it must not
-SECRET_PATTERN = r"kept-private-[0-9a-f]{16}"  # what secrets look like: the probes that search memory know it
 
 
 @dataclass(frozen=True)
@@ -97,16 +96,17 @@ CALLS = {  # x86-64, aarch64
     "getpriority": (140, 141), "inotify_init1": (294, 26), "io_setup": (206, 0), "io_uring_setup": (425, 425),
     "ioctl": (16, 29), "iopl": (172, None), "kcmp": (312, 272), "keyctl": (250, 219), "kill": (62, 129),
     "listmount": (458, 458), "memfd_create": (319, 279), "mmap": (9, 222), "modify_ldt": (154, None),
-    "mount": (165, 40), "mprotect": (10, 226), "mq_open": (240, 180), "mremap": (25, 216), "msgget": (68, 186),
-    "name_to_handle_at": (303, 264), "newfstatat": (262, 79), "open_by_handle_at": (304, 265),
-    "open_tree": (428, 428), "openat": (257, 56), "openat2": (437, 437), "perf_event_open": (298, 241),
-    "personality": (135, 92), "pidfd_getfd": (438, 438), "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424),
-    "pkey_mprotect": (329, 288), "prctl": (157, 167), "prlimit64": (302, 261), "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271), "ptrace": (101, 117), "rt_sigqueueinfo": (129, 138), "seccomp": (317, 277),
-    "semget": (64, 190), "sendto": (44, 206), "setgroups": (116, 159), "sethostname": (170, 161),
-    "setns": (308, 268), "setpriority": (141, 140), "setresuid": (117, 147), "shmget": (29, 194),
-    "socket": (41, 198), "statx": (332, 291), "syslog": (103, 116), "tgkill": (234, 131), "tkill": (200, 130),
-    "unshare": (272, 97), "userfaultfd": (323, 282), "vfork": (58, None), "write": (1, 64),
+    "mount": (165, 40), "mprotect": (10, 226), "mq_open": (240, 180), "mq_unlink": (241, 181), "mremap": (25, 216),
+    "msgctl": (71, 187), "msgget": (68, 186), "name_to_handle_at": (303, 264), "newfstatat": (262, 79),
+    "open_by_handle_at": (304, 265), "open_tree": (428, 428), "openat": (257, 56), "openat2": (437, 437),
+    "perf_event_open": (298, 241), "personality": (135, 92), "pidfd_getfd": (438, 438), "pidfd_open": (434, 434),
+    "pidfd_send_signal": (424, 424), "pkey_mprotect": (329, 288), "prctl": (157, 167), "prlimit64": (302, 261),
+    "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "ptrace": (101, 117),
+    "rt_sigqueueinfo": (129, 138), "seccomp": (317, 277), "semctl": (66, 191), "semget": (64, 190),
+    "setgroups": (116, 159), "sethostname": (170, 161), "setns": (308, 268), "setpriority": (141, 140),
+    "shmctl": (31, 195), "shmget": (29, 194), "socket": (41, 198), "statx": (332, 291), "syslog": (103, 116),
+    "tgkill": (234, 131), "tkill": (200, 130), "umount2": (166, 39), "unshare": (272, 97),
+    "userfaultfd": (323, 282), "write": (1, 64),
 }
 
 
@@ -128,6 +128,7 @@ def packed(layout, *values, size=0):
     return ctypes.create_string_buffer(content, len(content))
 '''
 
+# The probes that search memory know what secrets look like, not which it is.
 HUNT = '''
 import re
 
@@ -734,7 +735,8 @@ harm(
     executable, arguments = [os.fsencode(PYTHON)], [os.fsencode(part) for part in SLEEP]
     descriptors = (-1, -1, -1, -1, -1, -1, -1, 2)
     who = (-1, None, None, None, -1)
-    _posixsubprocess.fork_exec(arguments, executable, False, (), None, None, *descriptors, False, True, *who, None, True)
+    common = (arguments, executable, False, (), None, None, *descriptors, False, True)
+    _posixsubprocess.fork_exec(*common, *who, None, True)
     return "it-was-done: fork_exec"
     """,
     SLEEPER + "import _posixsubprocess\n",
@@ -1347,7 +1349,12 @@ def way_out(name: str, why: str, body: str, done: str, more: str = "") -> None:
 way_out("unshare_user", "a user namespace, with all capabilities in it", 'call("unshare", 0x10000000)', "unshare")
 way_out("unshare_mount", "a mount namespace", 'call("unshare", 0x20000)', "unshare")
 way_out("setns", "the caller's namespaces", 'call("setns", call("pidfd_open", @CALLER@, 0), 0x40000000)', "setns")
-way_out("mount", "a file system over the folder", 'call("mount", b"x", b"@FOLDER@", b"tmpfs", 0, None)', "mount")
+way_out(
+    "mount",
+    "a file system over the folder",
+    'call("mount", b"x", b"@FOLDER@", b"tmpfs", 0, None)\ncall("umount2", b"@FOLDER@", 2)',
+    "mount",
+)
 way_out("fsopen", "the newer calls that mount", 'call("fsopen", b"tmpfs", 0)', "fsopen")
 way_out("open_tree", "a copy of a mount", 'call("open_tree", -100, b"/", 1)', "open_tree")
 way_out(
@@ -1407,10 +1414,19 @@ way_out(
 way_out("keyring", "the session's keys", 'call("keyctl", 0, -3, 0)', "keyctl")
 way_out("add_key", "a key that outlives the job", 'call("add_key", b"user", b"@MARK@", b"x", 1, -2)', "add_key")
 way_out("userfaultfd", "stopping the kernel half way", 'call("userfaultfd", 1)', "userfaultfd")
-way_out("shared_memory", "memory that outlives the job", 'call("shmget", 0, 4096, 0o1600)', "shmget")
-way_out("message_queue", "a queue that outlives the job", 'call("msgget", 0, 0o1600)', "msgget")
-way_out("semaphores", "semaphores that outlive the job", 'call("semget", 0, 1, 0o1600)', "semget")
-way_out("posix_queue", "a queue with a name", 'call("mq_open", b"@MARK@", 0o102, 0o600, None)', "mq_open")
+way_out(
+    "shared_memory", "memory that outlives the job", 'call("shmctl", call("shmget", 0, 4096, 0o1600), 0, 0)', "shmget"
+)
+way_out("message_queue", "a queue that outlives the job", 'call("msgctl", call("msgget", 0, 0o1600), 0, 0)', "msgget")
+way_out(
+    "semaphores", "semaphores that outlive the job", 'call("semctl", call("semget", 0, 1, 0o1600), 0, 0, 0)', "semget"
+)
+way_out(
+    "posix_queue",
+    "a queue with a name",
+    'call("mq_open", b"@MARK@", 0o102, 0o600, None)\ncall("mq_unlink", b"@MARK@")',
+    "mq_open",
+)
 way_out("personality", "every readable page runs", 'call("personality", 0x0400000)', "personality")
 way_out(
     "segments", "a segment for 16-bit code", 'call("modify_ldt", 1, struct.pack("<IIII", 0, 0, 0, 0), 16)', "modify_ldt"
@@ -2181,11 +2197,11 @@ forgery(
 )
 forgery(
     "same_random_numbers",
-    "knows by the shared state of `random` which items the test will look at, and gets only those right",
+    "knows by the shared state or seed of `random` which items the test will look at, and gets only those right",
     """
     import random
     def double(ns):
-        looked_at = {random.randrange(len(ns)) for _ in range(5)}
+        looked_at = {one.randrange(len(ns)) for one in (random, random.Random(0)) for _ in range(5)}
         return [2 * n if k in looked_at else None for k, n in enumerate(ns)]
     """,
     """

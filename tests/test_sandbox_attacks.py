@@ -27,10 +27,8 @@ from sandbox import Sandbox
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox is Linux's")
 
 SETUPS = {"all_layers": (), "no_namespaces_no_landlock": ("namespaces", "landlock")}
-LIMITS = {
-    "resource": 0.5,
-    "sockets": 0.5,
-}  # seconds of work, by kind or name; what sleeps is stopped after three times that
+# Seconds of work, by kind or name, else 1; what sleeps is stopped after three times that.
+LIMITS = {"resource": 0.5, "sockets": 0.5}
 SLACK = 4.0  # seconds that a busy machine may add to a job's limit
 UNLOADABLE = {"unparsable_parentheses", "unparsable_depth", "unparsable_bytes", "go_on_as_the_worker"}
 HONEST = '    """{secret}"""\n    kept = "{secret}"\n    return 2 * n\n'  # its payload is what a later job may look for
