@@ -25,7 +25,7 @@ run-all: $(VENV)/.ready  ## the same, and the notebooks beside the road: code re
 test: $(VENV)/.ready  ## run the tests
 	@$(PY) -m pytest
 
-bench: $(VENV)/.ready  ## measure the rewards and the sandbox beside what they replace (about three minutes)
+bench: $(VENV)/.ready  ## measure the rewards and the sandbox beside what they replace (about two minutes)
 	@$(PY) tests/benchmarks/rewards_bench.py
 	@$(PY) tests/benchmarks/sandbox_bench.py
 

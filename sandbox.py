@@ -18,7 +18,8 @@ in the candidate's reach that could be made to say "pass" but the right answers.
 Covered: files, the environment and its keys, network, other processes, signals, memory, CPU and wall
 time, output floods; patched builtins, early exits, frames, `__eq__` that always says yes, forged replies.
 
-Not covered: a bug in the kernel, which the candidate shares (for a truly adversarial model use a
+Not covered: a change of an argument in place (such a test is `unsupported` where the call stands alone on its line;
+elsewhere no completion passes: check that your own solutions do); a bug in the kernel, which the candidate shares (for a truly adversarial model use a
 virtual machine, gVisor or a hosted sandbox); answers learned by heart; tests that check too little.
 Not offered: threads, subprocesses, files, network, third-party imports unless named in `imports`.
 
@@ -218,10 +219,9 @@ def compiled(prompt: str, test: str, entry_point: str) -> Plan:
     if check:
         if not check.args.args:
             return Plan(None, b"", (), "", ("error", "the test's check() takes no candidate"))
-        others = [node for node in tree.body if node is not check]
         check.body = grader.lines(check.body) or [ast.Pass()]
-        tree.body = [line for node in others for line in listed(grader.visit(node))]
-        tree.body.append(check)  # last, so that what it uses is defined; it runs after the module in any case
+        others = [node for node in tree.body if not calls_check(node)]  # some data sets add the call; we make it
+        tree.body = [line for node in others for line in (listed(grader.visit(node)) if node is not check else [node])]
     else:
         tree.body = grader.lines(tree.body)
     code = marshal.dumps(compile(ast.fix_missing_locations(tree), "<test>", "exec", dont_inherit=True))
@@ -229,6 +229,14 @@ def compiled(prompt: str, test: str, entry_point: str) -> Plan:
     if is_class:
         problem = ("unsupported", f"{entry_point} is a class, and objects do not cross")
     return Plan(prompt_code, code, tuple(grader.shown), "".join(grader.kinds), problem)
+
+
+def calls_check(node: ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and getattr(node.value.func, "id", "") == "check"
+    )
 
 
 def unsupported(tree: ast.AST, names: set[str]) -> tuple[str, str] | None:
@@ -289,8 +297,9 @@ class Sandbox:
 
     Args:
         workers: how many; None for one a core that this process may use, four at most.
-        timeout: seconds of work (CPU) for a job; it is stopped after three times that by the clock.
-        memory_mb: MiB of memory for each of a job's two processes, beyond what the interpreter has.
+        timeout: seconds of work (CPU) for each of a job's two processes, the completion's and the test's; a job
+            that waits instead of working is stopped after three times that by the clock.
+        memory_mb: MiB of memory for each of the two, beyond what the interpreter has.
         imports: modules that a job may import besides the usual ones of the standard library ("numpy").
         without: layers to leave out, to measure what they cost. Leaving out one that must be there needs `unsafe`.
         unsafe: run even where a layer that must be there is missing.

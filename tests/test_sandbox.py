@@ -160,6 +160,8 @@ def test_tests_with_helpers_module_level_assertions_and_calls_by_name_are_judged
     assert judged(box, RIGHT, helper).status == "pass" and judged(box, "    return 4\n", helper).status == "fail"
     bare = "assert square(2) == 4\nassert square(3) == 9\n"
     assert judged(box, RIGHT, bare).status == "pass" and judged(box, "    return 4\n", bare).held == (True, False)
+    called = "METADATA = {}\n" + checking("assert candidate(2) == TWO") + "\nTWO = 4\n\ncheck(square)\n"
+    assert judged(box, RIGHT, called).status == "pass" and judged(box, "    return 5\n", called).held == (False,)
     words = {"prompt": "Write a function that squares.", "test": bare}
     assert judged(box, "def square(n):\n    return n * n\n", **words).status == "pass"
     method = checking(
