@@ -737,7 +737,12 @@ def run_in_background(coroutine: Any) -> Any:
     if threading.current_thread().name == "rewards":
         coroutine.close()
         raise RuntimeError("an async reward cannot call another one: await its `function` instead")
-    return asyncio.run_coroutine_threadsafe(coroutine, _LOOP[0]).result()
+    future = asyncio.run_coroutine_threadsafe(coroutine, _LOOP[0])
+    try:
+        return future.result()
+    except BaseException:  # Ctrl-C: the rest of the batch is not wanted any more
+        future.cancel()
+        raise
 
 
 def _after_fork() -> None:

@@ -309,7 +309,7 @@ class Sandbox:
     """
 
     def __init__(
-        self, workers: int | None = None, timeout: float = 5.0, memory_mb: int = 512, *, imports: Sequence[str] = (),
+        self, workers: int | None = None, timeout: float = 3.0, memory_mb: int = 512, *, imports: Sequence[str] = (),
         without: Sequence[str] = (), unsafe: bool = False,
     ) -> None:  # fmt: skip
         workers = min(4, available_cores()) if workers is None else workers
@@ -384,12 +384,18 @@ class Sandbox:
         """
         known = ("prompt", "completion", "test", "entry_point")
         jobs = [{**{name: job[name] for name in known}, "timeout": job.get("timeout")} for job in jobs]
-        found = [self.submit(**job) for job in jobs]
+        waiting = [self.submit(**job) for job in jobs]
+        found: Iterable[Future] = waiting
         if progress:
             from tqdm.auto import tqdm
 
-            found = tqdm(found, desc=progress if isinstance(progress, str) else "sandbox", unit="job")
-        return [one.result() for one in found]
+            found = tqdm(waiting, desc=progress if isinstance(progress, str) else "sandbox", unit="job")
+        try:
+            return [one.result() for one in found]
+        except BaseException:  # Ctrl-C: what has not begun is not wanted any more
+            for one in waiting:
+                one.cancel()
+            raise
 
     def submit(self, prompt: str, completion: str, test: str, entry_point: str, timeout: float | None = None) -> Future:
         """A future of the verdict; a job that is already waiting or running is not run twice."""

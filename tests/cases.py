@@ -384,7 +384,8 @@ CASES = [
     *answered("countdown_reward", COUNTDOWN, {"numbers": [3, 4, 5], "target": 17}),
     *answered("schedule_reward", SCHEDULE, {"events": REGISTRY["schedule_reward"].example["events"]}),
     *(Case("code_reward", kind, what, text, score, DOUBLE) for kind, what, text, score, _ in CODE),
-    *(Case("syntax_reward", kind, what, text, score, DOUBLE) for kind, what, text, _, score in CODE),
+    # what is wrong or cheats may still be a whole function, which is all that this one asks for
+    *(Case("syntax_reward", "right" if score == 1 else kind, what, text, score, DOUBLE) for kind, what, text, _, score in CODE),
     Case("code_reward", "right", "a problem without a test", BOTH, None, {**DOUBLE, "test": " "}),
     Case("code_reward", "right", "a test that cannot be split", BOTH, None, {**DOUBLE, "test": "assert double(len) == 2"}),
     *(Case(reward, kind, what, text, bounds, columns) for reward, kind, what, text, bounds, columns in SHAPES),

@@ -233,6 +233,13 @@ def test_own_problems_are_split_and_the_unsolvable_ones_named(tokenizer, tmp_pat
     assert found["entry_point"].tolist() == ["f0"] and "returned -1" in found["why"][0]
 
 
+def test_problems_with_too_long_a_prompt_are_left_out(tokenizer):
+    rows = [code_tasks.as_chat({**ROW, "prompt": f"def f(n):\n    'It {'x ' * n}'\n"}, True) for n in (1, 300)]
+    assert code_tasks.fitting(rows, tokenizer, 200) == rows[:1] and code_tasks.fitting([], tokenizer, 5) == []
+    with pytest.raises(data.DataError, match="more than 5 tokens .* raise MAX_SEQ_LENGTH"):
+        code_tasks.fitting(rows, tokenizer, 5)
+
+
 def test_groups_are_judged_and_compared(tokenizer, box):
     row = code_tasks.as_chat({**ROW, "prompt": ROW["code_prompt"]}, True)
     before = [

@@ -460,6 +460,39 @@ time.sleep(60)
 """
 
 
+INTERRUPTED = """
+import signal, sys, threading, time
+sys.path.insert(0, ROOT)
+from rewards import code_reward
+from sandbox import Sandbox
+box = Sandbox(workers=2, timeout=1.0)
+texts = [f"def f(n):\\n    while {i}: pass\\n" for i in range(1, 200)]
+threading.Timer(0.7, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+started = time.monotonic()
+try:
+    CALL
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        'box.run_many([{"prompt": "", "completion": text, "test": "assert f(1) == 1", "entry_point": "f"} for text in texts])',
+        'code_reward.with_options(sandbox=box)(prompts=["?"] * 199, completions=texts, test=["assert f(1) == 1"] * 199, entry_point=["f"] * 199)',
+    ],
+)
+def test_an_interrupted_batch_ends_soon_and_leaves_nothing(call):
+    started = time.monotonic()
+    code = INTERRUPTED.replace("ROOT", repr(str(ROOT))).replace("CALL", call)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "interrupted\n" and time.monotonic() - started < 20, (
+        done,
+        "200 jobs of a second each would take 100 s",
+    )
+
+
 def family(pid):
     """The descendants of a process, by /proc."""
     found = []

@@ -57,9 +57,19 @@ def as_chat(row: Row, has_system: bool) -> Row:
     return {**kept, "code_prompt": row["prompt"], "prompt": chat if has_system else fold_system(chat)}
 
 
-def longest_prompt(rows: Sequence[Row], tokenizer: Any) -> int:
-    """Tokens of the longest prompt."""
-    return max(len(tokenizer(render(tokenizer, row["prompt"]), add_special_tokens=False)["input_ids"]) for row in rows)
+def fitting(rows: Sequence[Row], tokenizer: Any, most_tokens: int) -> list[Row]:
+    """The rows whose prompt has at most that many tokens: a longer one would be cut, or leave no room for an answer.
+
+    Raises:
+        data.DataError: where none is left.
+    """
+    lengths = [len(tokenizer(render(tokenizer, row["prompt"]), add_special_tokens=False)["input_ids"]) for row in rows]
+    kept = [row for row, length in zip(rows, lengths) if length <= most_tokens]
+    if rows and not kept:
+        raise data.DataError(
+            f"All {len(rows)} prompts have more than {most_tokens} tokens (the shortest {min(lengths)}): raise MAX_SEQ_LENGTH."
+        )
+    return kept
 
 
 def job(row: Row, code: str) -> dict[str, str]:
