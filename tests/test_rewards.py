@@ -695,8 +695,10 @@ def test_an_async_reward_that_waits_for_another_is_told_instead_of_hanging():
 def test_a_setting_is_never_overruled_by_a_column_of_its_name():
     columns = {"steps": [1], "n": ["17"], "kind": ["algebra"], "judge": ["human"], "every": ["day"], "max_tokens": [None], "answer": ["12"]}
     text = FORMAT.write("3 * 4 = 12\n12 + 5 = 17\nSo it is 17.", "12")
-    for name in REGISTRY.keys() - {"judge_reward", "json_reward", "countdown_reward", "schedule_reward"}:
-        REGISTRY[name](prompts=["p"], completions=[text], **columns)
+    callable_here = [f for name, f in REGISTRY.items() if name != "judge_reward" and set(f.columns) <= columns.keys()]
+    assert len(callable_here) > 12
+    for function in callable_here:
+        function(prompts=["p"], completions=[text], **columns)
     assert REGISTRY["reasoning_steps_reward"](prompts=["p"], completions=[text], **columns) == [1.0]
 
 
