@@ -500,7 +500,7 @@ def probe(n):
         "kill": lambda: os.kill(os.getpid(), 0),
         "pipe": lambda: os.pipe(),
     }
-    done = []
+    done = [] if os.getuid() else ["root"]
     for name, attempt in tries.items():
         try:
             attempt()

@@ -549,6 +549,14 @@ def test_all_layers_are_there_on_this_machine_and_are_said(box):
     assert done.returncode == 0 and "seccomp" in done.stdout and "self-test   passed" in done.stdout
 
 
+def test_a_job_runs_as_nobody_without_capabilities_in_an_empty_world(box):
+    if os.geteuid() != 0:
+        pytest.skip("only root has rights to give up")
+    code = "import os, signal\ndef square(n):\n    return [os.getuid(), os.geteuid(), os.getgid(), os.getpid() < 100, dict(os.environ)]\n"
+    seen = judged(box, code, checking("assert candidate(0) == None")).why
+    assert "[65534, 65534, 65534, True, {" in seen and "HOME" not in seen and "PATH" not in seen, seen
+
+
 @pytest.mark.parametrize("layer", ["seccomp", "rlimits"])
 def test_a_layer_that_must_be_there_and_is_not_refuses_with_its_name_and_the_way_out(layer):
     with pytest.raises(SandboxUnavailable, match=rf"layer {layer} cannot be set up here.*virtual machine.*unsafe=True"):
