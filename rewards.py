@@ -1317,8 +1317,8 @@ def extract_code(completion: str, entry_point: str | None = None) -> str | None:
     """The Python code of a chat answer, or None.
 
     Of the answer block where there is one (which then holds nothing but the code, fenced or bare), else
-    of the text outside the reasoning: of its fenced blocks the last that defines the entry point, else the
-    last marked as Python, else the last; without fences the text itself where it is code (a module, or the
+    of the text outside the reasoning: of its fenced blocks the last that defines the entry point (with imports
+    and helpers of blocks before it), else the last marked as Python, else the last; without fences the text itself where it is code (a module, or the
     body of a function), else the part of it that is.
 
     >>> extract_code("Here it is:\\n```python\\ndef f():\\n    return 1\\n```")
@@ -1326,15 +1326,23 @@ def extract_code(completion: str, entry_point: str | None = None) -> str | None:
     >>> extract_code("You can use a loop.") is None
     True
     """
+    completion = completion.removeprefix("\ufeff")
     answered = FORMAT.find_answer(completion) is not None
     text = final_text(completion) if answered else FORMAT.outside(completion)
     if not answered and any(len(mark) > 1 and mark in text for mark in FORMAT.marks):
         return None  # several answers, or one that is never closed: it has not answered
     blocks = fenced_blocks(text)
     if blocks:
-        defining = [code for _, code in blocks if entry_point and defines(code, entry_point)]
+        defining = [i for i, (_, code) in enumerate(blocks) if entry_point and defines(code, entry_point)]
+        if defining:
+            before = [
+                code
+                for name, code in blocks[: defining[-1]]
+                if name in ("", *PYTHON_NAMES) and prepares(code, entry_point)
+            ]
+            return "".join([*before, blocks[defining[-1]][1]])
         python = [code for name, code in blocks if name in PYTHON_NAMES]
-        return (defining or python or [code for _, code in blocks])[-1]
+        return (python or [code for _, code in blocks])[-1]
     text = text.rstrip() if answered else text
     if len(text) > LONGEST_CODE:
         return None
@@ -1352,6 +1360,14 @@ def defines(code: str, entry_point: str) -> bool:
             re.MULTILINE,
         )
         is not None
+    )
+
+
+def prepares(code: str, entry_point: str) -> bool:
+    """Whether the code is nothing but imports and definitions of other names."""
+    tree, kinds = parsed(code), (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+    return tree is not None and all(
+        isinstance(node, kinds) and getattr(node, "name", "") != entry_point for node in tree.body
     )
 
 
@@ -1375,13 +1391,16 @@ def code_among_prose(text: str, entry_point: str | None = None) -> str | None:
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
     """(language, content) of each fenced block, also of one that is never closed; by lines, as Markdown has it."""
-    blocks, name, lines = [], None, []
-    for line in text.splitlines():
+    blocks, name, lines, margin = [], None, [], 0
+    for line in text.replace("\r\n", "\n").split(
+        "\n"
+    ):  # not splitlines, which also splits at form feeds within strings
         mark = line.strip()
         if not mark.startswith("```"):
-            lines.append(line + "\n")
+            indented = min(margin, len(line) - len(line.lstrip(" ")))  # a block in a list is indented as its fence is
+            lines.append(line[indented:] + "\n")
         elif name is None:
-            name, lines = (mark.strip("`").split() or [""])[0].casefold(), []
+            name, lines, margin = (mark.strip("`").split() or [""])[0].casefold(), [], len(line) - len(line.lstrip(" "))
         elif not mark.strip("`"):
             blocks.append((name, "".join(lines)))
             name = None
@@ -2003,13 +2022,16 @@ async def code_reward(
 
     Returns 0 to 1, and 1 only where all hold. `prompt`, `test` and `entry_point` are HumanEval's; where the
     chat says more than the function's head, the column `code_prompt` has the head. 0 without running for
-    an answer without code. None for a problem without a test, or with one that the sandbox cannot split
+    an answer without code; an answer that is only a body needs one of the two. None for a problem without a test, or with one that the sandbox cannot split
     (see `sandbox.Verdict`). What is not the completion's fault (a lost worker, a broken test) is neutral
     within the group, and counted. A batch is judged in parallel, equal completions once.
 
-    >>> code_reward.score("```python\\ndef double(n):\\n    return 4\\n```", **{k: DOUBLE[k] for k in ("code_prompt", "test", "entry_point")})
-    0.3333333333333333
+    >>> code_reward.score("```python\\ndef double(n):\\n    return 4\\n```", test="assert double(2) == 4\\nassert double(3) == 6", entry_point="double")
+    0.5
     """
+    test = (
+        "\n".join(test) if isinstance(test, (list, tuple)) and all(isinstance(line, str) for line in test) else test
+    )  # MBPP's
     if not isinstance(test, str) or not test.strip() or not entry_point:
         return None
     code = extract_code(completion, entry_point)
@@ -2048,6 +2070,9 @@ def syntax_reward(completion: str, prompt: Any, entry_point: str, code_prompt: A
     return 1.0 if any(gives_back(node, entry_point) for node in tree.body) else 0.5
 
 
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
 def gives_back(node: ast.AST, entry_point: str) -> bool:
     """Whether this is the function of that name, with a value to return or yield in it (or a lambda of that name)."""
     if isinstance(node, ast.Assign):
@@ -2056,7 +2081,17 @@ def gives_back(node: ast.AST, entry_point: str) -> bool:
         )
     if getattr(node, "name", None) != entry_point:
         return False
-    values = (part.value for part in ast.walk(node) if isinstance(part, (ast.Return, ast.Yield, ast.YieldFrom)))
+    inner = {
+        id(part)
+        for child in ast.walk(node)
+        if child is not node and isinstance(child, SCOPES)
+        for part in ast.walk(child)
+    }
+    values = (
+        part.value
+        for part in ast.walk(node)
+        if id(part) not in inner and isinstance(part, (ast.Return, ast.Yield, ast.YieldFrom))
+    )
     return any(value is not None for value in values)
 
 

@@ -18,8 +18,9 @@ in the candidate's reach that could be made to say "pass" but the right answers.
 Covered: files, the environment and its keys, network, other processes, signals, memory, CPU and wall
 time, output floods; patched builtins, early exits, frames, `__eq__` that always says yes, forged replies.
 
-Not covered: a change of an argument in place (such a test is `unsupported` where the call stands alone on its line;
-elsewhere no completion passes: check that your own solutions do); a bug in the kernel, which the candidate shares (for a truly adversarial model use a
+Not covered: a change of an argument in place does not cross. A test that wants one is `unsupported` where the call
+stands alone on its line; elsewhere no completion passes it (check that your own solutions do), and a test that wants
+its argument *un*changed always holds. Nor do objects that a function returns: that is a `fail`. Also not covered: a bug in the kernel, which the candidate shares (for a truly adversarial model use a
 virtual machine, gVisor or a hosted sandbox); answers learned by heart; tests that check too little.
 Not offered: threads, subprocesses, files, network, third-party imports unless named in `imports`.
 
@@ -63,11 +64,11 @@ MOST_ITEMS = 100_000  # of an iterator that a function returns
 WALL = 3  # a job that does not work (sleeps, waits) is stopped after this many times its limit of work
 IMPORTED = """
 abc argparse array ast base64 binascii bisect builtins calendar cmath codecs collections collections.abc colorsys
-contextlib copy copyreg csv dataclasses datetime decimal difflib dis encodings.ascii encodings.cp1252 encodings.hex_codec
+contextlib copy copyreg csv dataclasses datetime decimal difflib dis doctest encodings.ascii encodings.cp1252 encodings.hex_codec
 encodings.idna encodings.latin_1 encodings.punycode encodings.rot_13 encodings.unicode_escape encodings.utf_16
 encodings.utf_16_be encodings.utf_16_le encodings.utf_32 encodings.utf_8 encodings.utf_8_sig enum fractions functools gc
 genericpath graphlib hashlib heapq hmac html html.entities inspect io itertools json keyword linecache locale logging
-marshal math numbers operator os os.path pickle posixpath pprint queue random re reprlib secrets shlex stat statistics
+marshal math numbers operator os os.path pathlib pickle posixpath pprint queue random re reprlib secrets shlex stat statistics
 string stringprep struct sys textwrap threading time timeit token tokenize traceback types typing unicodedata unittest
 urllib.parse uuid warnings weakref zlib
 """.split()  # once, by each worker; a job can import these and no others
@@ -242,13 +243,19 @@ def calls_check(node: ast.stmt) -> bool:
 def unsupported(tree: ast.AST, names: set[str]) -> tuple[str, str] | None:
     """Why a test cannot be split, where that can be read off it."""
     tried = {id(line) for node in ast.walk(tree) if isinstance(node, (ast.Try, ast.With)) for line in ast.walk(node)}
+    containers = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.Call)
+    mutable = {
+        target.id for node in ast.walk(tree) if isinstance(node, ast.Assign) and isinstance(node.value, containers)
+        for target in node.targets if isinstance(target, ast.Name)
+    }  # fmt: skip
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names:
             return "unsupported", f"the test uses {ast.unparse(node)}, and of the function only calls cross"
         call = node.value if isinstance(node, ast.Expr) else None
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id not in names:
             continue
-        if id(node) not in tried and any(isinstance(part, ast.Name) for part in call.args):
+        passed = {part.id for part in call.args if isinstance(part, ast.Name)}
+        if id(node) not in tried and passed & mutable:
             return (
                 "unsupported",
                 f"line {node.lineno} of the test wants its argument changed in place, which does not cross",
@@ -281,6 +288,8 @@ def one_line(error: BaseException | str, longest: int = 160) -> str:
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     except Exception:
         text = type(error).__name__
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        text += f" in the sandbox; Sandbox(imports=[{str(error.name)[:40]!r}]) offers it"
     text = " ".join("".join(char if char.isprintable() else " " for char in text[: 4 * longest]).split())
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
@@ -370,6 +379,8 @@ class Sandbox:
         self, prompt: str, completion: str, test: str, entry_point: str, timeout: float | None = None
     ) -> Verdict:
         """Judges one completion, a whole function or the body that follows the prompt. Thread-safe.
+
+        The completion is code: of a chat answer, `rewards.extract_code` finds it.
 
         Raises:
             RuntimeError: where the sandbox is closed, or belongs to the process that this one was forked from.
@@ -556,6 +567,11 @@ class Worker:
             hello = json.loads(self.control.recv(65_536) or b"{}")
         except (OSError, ValueError):
             hello = {}
+        if "layers" not in hello and hello.get("broken", "").startswith("ModuleNotFoundError"):
+            self.stop()
+            raise SandboxUnavailable(
+                f"The sandbox was asked for a module that is not installed here ({hello['broken']}): install it, or take it out of `imports`."
+            )
         if "layers" not in hello:
             self.stop()
             raise SandboxUnavailable(
@@ -897,8 +913,10 @@ def load(prompt_code: bytes | None, prompt: str, completion: str, entry_point: s
     """
     module = types.ModuleType("solution")  # no "__main__": what stands behind that guard is not asked for
     sys.modules["solution"] = module  # dataclasses look their module up
-    code = whole(completion, entry_point)
+    code = whole(completion)
     if code is not None:
+        if entry_point not in code.co_names:
+            raise NameError(f"{entry_point} is not defined")
         if prompt_code is not None:
             exec(marshal.loads(prompt_code), module.__dict__)
             module.__dict__.pop(entry_point, None)
@@ -910,13 +928,12 @@ def load(prompt_code: bytes | None, prompt: str, completion: str, entry_point: s
     return module.__dict__[entry_point]
 
 
-def whole(completion: str, entry_point: str) -> types.CodeType | None:
-    """The completion compiled by itself, where it is a module that names the entry point."""
+def whole(completion: str) -> types.CodeType | None:
+    """The completion compiled by itself; None for the body of a function, which is indented or returns."""
     try:
-        code = compile(completion, "<completion>", "exec", dont_inherit=True)
+        return compile(completion, "<completion>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
         return None
-    return code if entry_point in code.co_names else None
 
 
 def body(prompt: str, completion: str) -> types.CodeType:
@@ -1005,23 +1022,24 @@ class Judge:
     def call(self, *args: Any, **kwargs: Any) -> Any:
         if self.ended:
             raise self.ended
-        if not self.calls:
-            self.calls = 1
-            if (
-                self.read(None, ("error", "the process of the completion could not be started")).get("entered")
-                is not True
-            ):
-                self.stop("error", "the process of the completion could not be started")
-            self.note("C")
-            ready = self.read(None)
-            if ready.get("ready") is not True:
-                self.stop("fail", f"it does not load: {one_line(str(ready.get('why', '')))}")
-        self.calls += 1
         try:
             message = {"args": encode(args), "kwargs": encode(kwargs)}
         except NotPlain as error:
-            self.refuse(error)
+            self.refuse(error)  # before the completion is looked at: it is the test's, whatever the completion
+        if not self.calls:
+            self.begin()
+        self.calls += 1
         return self.answer(self.ask(message))
+
+    def begin(self) -> None:
+        """Waits until the completion is loaded."""
+        self.calls, trouble = 1, "the process of the completion could not be started"
+        if self.read(None, ("error", trouble)).get("entered") is not True:
+            self.stop("error", trouble)
+        self.note("C")
+        ready = self.read(None)
+        if ready.get("ready") is not True:
+            self.stop("fail", f"it does not load: {one_line(str(ready.get('why', '')))}")
 
     def answer(self, reply: dict) -> Any:
         if "raised" in reply:

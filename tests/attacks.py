@@ -458,7 +458,14 @@ READ_DESCRIPTORS = """
 texts = []
 for fd in range(256):
     try:
-        if stat.S_ISSOCK(os.fstat(fd).st_mode) is {sockets}:
+        try:
+            os.lseek(fd, 0, 1)
+            streams = False
+        except OSError as error:
+            streams = error.errno == 29  # a socket or a pipe
+            if not streams:
+                continue
+        if streams is {sockets}:
             texts.append(os.read(fd, 1 << 20))
     except OSError:
         pass
@@ -467,12 +474,12 @@ return hunt(b" ".join(texts))
 harm(
     "descriptors",
     "read",
-    "files and pipes that were left open",
+    "files that were left open",
     READ_DESCRIPTORS.format(sockets=False),
-    "import os, stat\n" + HUNT,
+    "import os\n" + HUNT,
 )
 harm(
-    "sockets", "read", "sockets that were left open", READ_DESCRIPTORS.format(sockets=True), "import os, stat\n" + HUNT
+    "sockets", "read", "sockets and pipes that were left open", READ_DESCRIPTORS.format(sockets=True), "import os\n" + HUNT
 )
 harm(
     "earlier_jobs_in_memory",
@@ -1184,7 +1191,7 @@ harm(
     """
     for fd in range(3, 256):
         try:
-            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+            if not os.get_inheritable(fd):
                 os.write(fd, (30).to_bytes(4, "little"))
                 for _ in range(30):
                     os.write(fd, b" ")
@@ -1824,15 +1831,15 @@ forgery(
 
 # Frames of the protocol: four bytes of length, then JSON; each reply carries the number of its call.
 SPEAK = """
-import json, os, stat, sys
+import json, os, sys
 
 
 def sockets():
     found = []
     for fd in range(3, 256):
         try:
-            if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                found.append(fd)
+            os.get_inheritable(fd)  # not fstat, which is refused: then nothing would be tried
+            found.append(fd)
         except OSError:
             pass
     return found

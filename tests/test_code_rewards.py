@@ -98,6 +98,16 @@ def test_the_function_is_found_in_a_prompt_that_says_more():
     assert function_prompt("other", "double", head) == head
 
 
+def test_a_function_whose_inner_function_alone_returns_gives_nothing_back():
+    inner = "def double(n):\n    def g():\n        return 1\n"
+    assert syntax_reward.score(inner, entry_point="double") == 0.5
+    assert syntax_reward.score(inner + "    return g()\n", entry_point="double") == 1.0
+
+
+def test_a_test_in_lines_as_mbpp_has_it_is_one_test():
+    assert code_reward.score(BOTH, test=["assert double(2) == 4", "assert double(3) == 7"], entry_point="double") == 0.5
+
+
 def test_code_that_only_parses_is_worth_less_than_a_wrong_function_and_neither_is_run(tmp_path):
     mark = tmp_path / "run"
     text = f"open({str(mark)!r}, 'w')\ndef double(n):\n    return n\n"
@@ -126,6 +136,11 @@ def test_hostile_source_is_parsed_without_harm(text):
         ("<answer>def f(): return 1</answer><answer>def f(): return 2</answer>", None),
         ("<answer>def f(): return 1", None),
         ("f = lambda: 1", "f = lambda: 1"),
+        ("1. So:\n   ```python\n   def f():\n       return 1\n   ```", "def f():\n    return 1\n"),
+        ("```python\nimport math\n```\nand\n```python\ndef f(): return math.pi\n```", "import math\ndef f(): return math.pi\n"),
+        ("```python\nx = f()\n```\n```python\ndef f(): return 1\n```", "def f(): return 1\n"),
+        ("\ufeffdef f():\n    return 1", "def f():\n    return 1"),
+        ("```python\ndef f(): return 'a\x0cb'\n```", "def f(): return 'a\x0cb'\n"),
         ("from the top we import everything", None),
     ],
 )  # fmt: skip
@@ -229,8 +244,15 @@ def test_own_problems_are_split_and_the_unsolvable_ones_named(tokenizer, tmp_pat
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     train, test = code_tasks.load(str(path), tokenizer, to_train=True)
     assert (len(train), len(test)) == (8, 2)
-    found = code_tasks.unsolvable(train + test, box)
-    assert found["entry_point"].tolist() == ["f0"] and "returned -1" in found["why"][0]
+    kept, found = code_tasks.solvable(train + test, box)
+    assert found["entry_point"].tolist() == ["f0"] and "returned -1" in found["why"][0] and len(kept) == 9
+    assert code_tasks.without_held_out(train, [dict(train[0])]) == train[1:]
+    unknown = [
+        {k: v for k, v in train[1].items() if k != "canonical_solution"}
+        | {"test": "assert f(len) == 1", "entry_point": "f"}
+    ]
+    with pytest.raises(data.DataError, match="None of 1 problems is left.*unsupported"):
+        code_tasks.solvable(unknown, box)
 
 
 def test_problems_with_too_long_a_prompt_are_left_out(tokenizer):

@@ -204,7 +204,7 @@ def test_06_trained_on_code_and_kept_what_its_evidence_says(road):
     assert len(scored) == 16 and scored["code_reward"].between(0, 1).all() and scored["code_reward"].nunique() > 1
     assert not any("lora" in path.name for path in (road / "code/merged").iterdir()) and (road / "code/merged/model.safetensors").exists()
     text = "".join("".join(o.get("text", "")) for cell in code_cells(road / "executed/06_code_rewards.ipynb") for o in cell.outputs)
-    assert re.search(r"\b0 of \d{2,} forgeries are judged right", text) and "0 of 600 problems are not solved" in text
+    assert re.search(r"\b0 of \d{2,} forgeries are judged right", text) and "0 left out; 470 to learn from, 130 held out" in text
 
 
 def test_the_evidence_of_all_notebooks_has_pass_at_1(road):

@@ -227,6 +227,8 @@ def test_forgery_is_a_fail(forgery, setup):
         verdict = setup.sandbox.run_tests("", forgery.code, test, "double", timeout=0.5)
         assert verdict.status == "fail", verdict
         assert verdict.passed < verdict.total, verdict
+        if "def sockets()" in forgery.code:  # these write into the protocol, and must have
+            assert "it returned None" not in verdict.why, f"it tried nothing: {verdict}"
     setup.assert_unharmed()
 
 

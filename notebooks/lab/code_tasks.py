@@ -76,12 +76,34 @@ def job(row: Row, code: str) -> dict[str, str]:
     return {"prompt": row["code_prompt"], "completion": code, "test": row["test"], "entry_point": row["entry_point"]}
 
 
-def unsolvable(rows: Sequence[Row], sandbox: Sandbox) -> pd.DataFrame:
-    """The problems whose own solution does not pass: what no policy can learn. Columns: entry_point, status, why."""
-    solved = [row for row in rows if row.get("canonical_solution")]
-    verdicts = sandbox.run_many([job(row, row["canonical_solution"]) for row in solved], progress="canonical solutions")
-    found = [(row["entry_point"], v.status, v.why) for row, v in zip(solved, verdicts) if v.status != "pass"]
-    return pd.DataFrame(found, columns=["entry_point", "status", "why"])
+def solvable(rows: Sequence[Row], sandbox: Sandbox) -> tuple[list[Row], pd.DataFrame]:
+    """The problems that a policy can be judged on, and a table of the others: entry_point, status, why.
+
+    A problem is left out where its own solution does not pass; without one, where a stub shows that the
+    test is broken or cannot be split.
+
+    Raises:
+        data.DataError: where nothing is left.
+    """
+    stub = "    return None\n"
+    verdicts = sandbox.run_many(
+        [job(row, row.get("canonical_solution") or stub) for row in rows], progress="own solutions"
+    )
+    good = [
+        v.status == "pass" or not row.get("canonical_solution") and v.status == "fail" for row, v in zip(rows, verdicts)
+    ]
+    bad = [(row["entry_point"], v.status, v.why) for row, v, fine in zip(rows, verdicts, good) if not fine]
+    if not any(good):
+        raise data.DataError(
+            f"None of {len(rows)} problems is left: {bad[0] if bad else 'there were none to begin with'}. Give more rows, or mend them."
+        )
+    return [row for row, fine in zip(rows, good) if fine], pd.DataFrame(bad, columns=["entry_point", "status", "why"])
+
+
+def without_held_out(train: Sequence[Row], test: Sequence[Row]) -> list[Row]:
+    """The training problems that are not held out too: the same head of a function, however it is spaced."""
+    held_out = {data.normalise(row["code_prompt"]) for row in test}
+    return [row for row in train if data.normalise(row["code_prompt"]) not in held_out]
 
 
 def assertion_table(row: Row, verdict: Verdict) -> pd.DataFrame:
@@ -109,7 +131,10 @@ def judge(rows: Sequence[Row], groups: Sequence[Sequence[Sampled]], sandbox: San
     for line, one in zip(lines, jobs):
         verdict = Verdict("no code", 0, 1, "there is no code in it", 0.0) if one is None else next(verdicts)
         if verdict.status in ("error", "unsupported"):
-            raise RuntimeError(f"the completion of {one['entry_point']} could not be judged: {verdict.why}")
+            raise RuntimeError(
+                f"a completion of {one['entry_point']} could not be judged ({verdict.status}: {verdict.why}). "
+                "Leave the problem out (`solvable` finds such), or mend its test."
+            )
         line |= {
             "status": verdict.status,
             "graded": verdict.score,

@@ -52,7 +52,7 @@ def load_rows(source: str, config: str | None = None) -> Loaded:
     elif re.fullmatch(r"[\w.-]+/[\w.-]+", source):
         loaded = read_hub(source, config)
     else:
-        raise DataError(f"{source!r} is neither a set in data/ (word_problems), nor a file ending in {', '.join(FILES)}, nor a Hub id.")
+        raise DataError(f"{source!r} is neither a set in data/ ({', '.join(sorted(p.stem for p in (ROOT / 'data').glob('*.jsonl')))}), nor a file ending in {', '.join(FILES)}, nor a Hub id.")
     if not loaded.rows:
         raise DataError(f"{source} has no readable row ({len(loaded.unreadable)} unreadable).")
     return loaded
