@@ -1310,6 +1310,7 @@ CODE_LINE = re.compile(
     r"[ \t]|(?:def|class|async|import|from|if|for|while|with|try|except|finally|else|elif)\b|[@#)\]}]|[\w., ]+=|$"
 )
 LONGEST_CODE = 100_000  # characters of an answer without fences that are tried as code
+MOST_BEFORE, LONGEST_HELPER = 8, 10_000  # blocks before the function that may hold its helpers, characters of one
 MOST_STARTS = 5  # lines of prose that look like the start of code, before the search for code among prose ends
 
 
@@ -1318,8 +1319,8 @@ def extract_code(completion: str, entry_point: str | None = None) -> str | None:
 
     Of the answer block where there is one (which then holds nothing but the code, fenced or bare), else
     of the text outside the reasoning: of its fenced blocks the last that defines the entry point (with imports
-    and helpers of blocks before it), else the last marked as Python, else the last; without fences the text itself where it is code (a module, or the
-    body of a function), else the part of it that is.
+    and helpers of blocks before it), else the last marked as Python, else the last; without fences the text
+    itself where it is code (a module, or the body of a function), else the part of it that is.
 
     >>> extract_code("Here it is:\\n```python\\ndef f():\\n    return 1\\n```")
     'def f():\\n    return 1\\n'
@@ -1337,7 +1338,7 @@ def extract_code(completion: str, entry_point: str | None = None) -> str | None:
         if defining:
             before = [
                 code
-                for name, code in blocks[: defining[-1]]
+                for name, code in blocks[max(0, defining[-1] - MOST_BEFORE) : defining[-1]]
                 if name in ("", *PYTHON_NAMES) and prepares(code, entry_point)
             ]
             return "".join([*before, blocks[defining[-1]][1]])
@@ -1365,6 +1366,8 @@ def defines(code: str, entry_point: str) -> bool:
 
 def prepares(code: str, entry_point: str) -> bool:
     """Whether the code is nothing but imports and definitions of other names."""
+    if len(code) > LONGEST_HELPER:
+        return False
     tree, kinds = parsed(code), (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
     return tree is not None and all(
         isinstance(node, kinds) and getattr(node, "name", "") != entry_point for node in tree.body

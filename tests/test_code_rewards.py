@@ -4,6 +4,7 @@ import ast
 import json
 import logging
 import os
+import time
 from collections import Counter
 
 import pandas as pd
@@ -102,6 +103,15 @@ def test_a_function_whose_inner_function_alone_returns_gives_nothing_back():
     inner = "def double(n):\n    def g():\n        return 1\n"
     assert syntax_reward.score(inner, entry_point="double") == 0.5
     assert syntax_reward.score(inner + "    return g()\n", entry_point="double") == 1.0
+
+
+@pytest.mark.parametrize(
+    "unit", ["```\nimport x\n```\n", "```python\ndef f(n):\n", "```\ndef double(n): pass\n```\n", "   ```\n   a\n"]
+)
+def test_a_megabyte_of_blocks_takes_no_time(unit):
+    started = time.process_time()
+    extract_code(unit * (1_000_000 // len(unit)) + "\n```python\ndef double(n): pass\n```", "double")
+    assert time.process_time() - started < 5, "a guard against quadratic time, not a measure"
 
 
 def test_a_test_in_lines_as_mbpp_has_it_is_one_test():
