@@ -308,3 +308,10 @@ def test_forgery_fools_a_judge_that_hands_over_its_own_list(tmp_path):
     code = next(one for one in FORGERIES if one.name == "changes_its_argument").code
     ended = subprocess.run([sys.executable, "-S", "-c", f"{code}\n{OWN_ARGUMENT_TEST}\ncheck(double)"], timeout=10)
     assert ended.returncode == 0
+
+
+def test_the_readme_counts_the_attacks_as_they_are():
+    readme = " ".join((Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8").split())
+    assert f"{len(HARMS)} completions that try to do harm" in readme
+    assert f"and {len(FORGERIES)} that try to be judged right" in readme
+    assert f"they see {len(SEEN)} of those harms" in readme and f"and {len(FOOLS) + 1} of the forgeries" in readme
