@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 export PYTHONPATH := $(CURDIR):$(CURDIR)/notebooks
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help run run-all test bench lab data starter-policy clean
+.PHONY: help run run-all train test bench lab data starter-policy clean
 .DEFAULT_GOAL := help
 
 help:  ## say what there is
@@ -24,6 +24,10 @@ run-all: $(VENV)/.ready  ## the same, and the notebooks beside the road: code re
 
 test: $(VENV)/.ready  ## run the tests
 	@$(PY) -m pytest
+
+train: $(VENV)/.ready  ## notebook 03 as a script in NPROC processes (CONFIG=ddp, fsdp or zero3; SET="MAX_STEPS=20")
+	@test -e outputs/rewards.json || $(PY) -m lab.run --upto 02_design_rewards
+	@$(PY) -m lab.launch --nproc $(or $(NPROC),1) --config $(or $(CONFIG),ddp) $(if $(SET),--set $(SET))
 
 bench: $(VENV)/.ready  ## measure the rewards and the sandbox beside what they replace (about two minutes)
 	@$(PY) tests/benchmarks/rewards_bench.py

@@ -22,7 +22,7 @@ def grade(rows: Sequence[dict[str, Any]], answers: Sequence[Sampled]) -> pd.Data
     gold = [row["answer"] for row in rows]
     return pd.DataFrame(
         {
-            "question": [prompt[-1]["content"] for prompt in prompts],
+            "question": [question_of(prompt) for prompt in prompts],
             "gold": gold,
             "completion": texts,
             "tokens": [sampled.tokens for sampled in answers],
@@ -31,6 +31,11 @@ def grade(rows: Sequence[dict[str, Any]], answers: Sequence[Sampled]) -> pd.Data
             "right_anyhow": [float(right_anyhow(text, answer)) for text, answer in zip(texts, gold)],
         }
     )
+
+
+def question_of(prompt: Sequence[dict[str, str]]) -> str:
+    """What the user said last; an assistant's turn that was begun after it is no question."""
+    return [message["content"] for message in prompt if message["role"] != "assistant"][-1]
 
 
 NUMBER_IN_TEXT = re.compile(r"-?[$€£]?\d[\d,]*(?:\.\d+)?")

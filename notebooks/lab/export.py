@@ -85,6 +85,13 @@ def check(proof: dict[str, Any], least_agreement: float = 0.95) -> None:
         )
 
 
+def how_trained(model: dict[str, Any]) -> str:
+    if model["full_finetuning"]:
+        return "all weights trained"
+    bits = "4-bit" if model["load_in_4bit"] else "16-bit"
+    return f"trained as a LoRA adapter of rank {model['lora_rank']} on the {bits} base, merged into 16 bits"
+
+
 def model_card(about: dict[str, Any], evaluation: dict[str, Any], proof: dict[str, Any]) -> str:
     """A README for the merged folder: what it was made from, how, and what was measured."""
     rewards = ", ".join(f"{entry['name']} × {entry['weight']:g}" for entry in about["rewards"]["rewards"])
@@ -95,7 +102,7 @@ def model_card(about: dict[str, Any], evaluation: dict[str, Any], proof: dict[st
         "---",
         "# A model trained with GRPO",
         "",
-        f"- base: `{about['model']['shown']}`, trained as a 4-bit LoRA adapter of rank {about['model']['lora_rank']}, merged into 16 bits",
+        f"- base: `{about['model']['shown']}`, {how_trained(about['model'])}",
         f"- {about['steps']} GRPO steps, learning rate {about['requested']['learning_rate']:g}, beta {about['requested']['beta']:g}",
         f"- rewards: {rewards}",
         f"- merge: {proof['weights']['changed']} of {proof['weights']['tensors']} tensors differ from the base; "

@@ -33,6 +33,61 @@ def precision() -> dict[str, bool]:
     return {"bf16": bf16, "fp16": not bf16}
 
 
+def read_config(name: str) -> Any:
+    """The model's configuration, without its weights."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(name)
+
+
+def full_precision(full_finetuning: bool) -> dict[str, Any]:
+    """What the loader needs so that small steps are not lost when every weight is trained on a CPU.
+
+    A bfloat16 weight has 8 bits: an update below 0.4 % of it is rounded away.
+    """
+    import torch
+
+    return {"dtype": torch.float32} if full_finetuning and not torch.cuda.is_available() else {}
+
+
+def load_plain(name: str, load_in_4bit: bool = True) -> tuple[Any, Any]:
+    """Model and tokenizer by transformers, in 4 bits (NF4, double quantization) by bitsandbytes."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+    has = precision()
+    dtype = torch.bfloat16 if has["bf16"] else torch.float16 if has["fp16"] else torch.float32
+    small = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+    )
+    place = {"": torch.cuda.current_device()} if torch.cuda.is_available() else {"": "cpu"}
+    model = AutoModelForCausalLM.from_pretrained(
+        name, dtype=dtype, device_map=place, quantization_config=small if load_in_4bit else None
+    )
+    for module in model.modules():
+        # bitsandbytes 0.50 would repack the weights in place at the first forward pass without gradients on a
+        # CPU with AVX512-BF16, and the backward pass after that would be wrong
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return model, tokenizer
+
+
+def adapter_in_32_bits(model: Any) -> None:
+    """Keeps what is trained in float32; call it when the trainer is made.
+
+    TRL 1.14 casts the adapter of a 4-bit base to bfloat16 there. It has 8 bits for a number: with the learning
+    rates of real models nearly every update of a weight is smaller than that and rounded away.
+    """
+    import torch
+
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.dtype == torch.bfloat16:
+            parameter.data = parameter.data.float()
+
+
 def supports_system_role(tokenizer: Any) -> bool:
     """Whether the chat template shows a system message to the model (Gemma's raises or drops it)."""
     chat = [{"role": "system", "content": "ZQX"}, {"role": "user", "content": "hello"}]
@@ -102,7 +157,7 @@ def sample(
     torch.manual_seed(seed)
     side, tokenizer.padding_side = tokenizer.padding_side, "left"
     model.eval()
-    with torch.inference_mode(), tqdm(total=len(texts), desc=progress, unit="prompt", disable=not progress) as bar:
+    with torch.no_grad(), tqdm(total=len(texts), desc=progress, unit="prompt", disable=not progress) as bar:
         for start in range(0, len(order), step):
             rows = order[start : start + step]
             batch = tokenizer([texts[i] for i in rows], return_tensors="pt", padding=True, add_special_tokens=False)

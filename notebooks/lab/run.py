@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lab.files import ROOT, output_folder, read_json, relative, write_json
+from lab.files import QUIET, ROOT, output_folder, read_json, relative, write_json
 
 ROAD = ("01_prepare_data", "02_design_rewards", "03_train_grpo", "04_plot_training", "05_merge_and_export")
 EVERY = (*ROAD, "06_code_rewards")  # `make run-all`
@@ -95,6 +95,7 @@ def run(
     """Runs the notebooks in order; returns the seconds of each. Parameters: by notebook name."""
     os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # this environment's kernel, not one in the home folder
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    os.environ.setdefault(QUIET, "1")  # nobody watches these notebooks: the live view draws its last state only
     folder = output_folder(outputs)
     seconds = {}
     for name in names:
@@ -145,14 +146,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--outputs", default="outputs", help="folder for everything written")
     parser.add_argument("--all", action="store_true", help="the notebooks beside the road too")
+    parser.add_argument("--upto", choices=ROAD, help="the last notebook to run")
     arguments = parser.parse_args()
     names = EVERY if arguments.all else ROAD
+    if arguments.upto:
+        names = ROAD[: ROAD.index(arguments.upto) + 1]
     print(f"Running {len(names)} notebooks; everything is written under {arguments.outputs}/.", flush=True)
     try:
         seconds = run(names, arguments.outputs)
     except NotebookError as error:
         raise SystemExit(f"\n{error}") from None
-    print(evidence(output_folder(arguments.outputs), seconds))
+    if ROAD[-1] in seconds:
+        print(evidence(output_folder(arguments.outputs), seconds))
 
 
 if __name__ == "__main__":

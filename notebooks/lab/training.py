@@ -1,24 +1,41 @@
-"""What runs beside GRPOTrainer: the run's record on disk, and the curve that is drawn while it trains."""
+"""What runs beside GRPOTrainer: the run's record, the checks, the health monitor, held-out answers, and the live view."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
-import json
+import os
+import platform
+import random
+import shutil
+import signal
+import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback
 
-from lab import plots
-from lab.files import write_json
+from lab import health, run_folder
+from lab.files import read_json, relative, write_json
+from lab.run_folder import COMPLETE, append, rows_of, write_table
+from lab.steering import Part, generates_next, metric
 
-PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "unsloth", "unsloth_zoo")
+PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "unsloth", "unsloth_zoo", "vllm")
+RESERVE = 256 * 1024  # bytes held back for the last words of a run whose disk is full
+LITTLE_DISK = 20_000_000  # bytes: below it a failed write is blamed on the disk
+Row = dict[str, Any]
+
+
+class TrainingError(RuntimeError):
+    """Training ended early; the message says why, what is kept, and how to go on."""
 
 
 def versions() -> dict[str, str]:
-    found = {}
+    found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)
@@ -27,89 +44,488 @@ def versions() -> dict[str, str]:
     return found
 
 
-def effective(config: Any) -> dict[str, Any]:
+def effective(config: Any) -> Row:
     """The configuration as the trainer has it now, which is not always what was asked for."""
     return {name: value for name, value in config.to_dict().items() if "token" not in name or "tokens" in name}
 
 
-class RunRecorder(TrainerCallback):
-    """Writes a run down while it happens: `run.json`, `log.jsonl` and `completions/*.parquet`.
+def processes() -> int:
+    """How many processes train together: more than one under torchrun or accelerate launch."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
-    The Parquet files are in TRL's form (step, prompt, completion, a column a reward, advantage), one
-    a training step. TRL's own `log_completions` would print a table a step, and lets an evaluation
-    overwrite the training file of its step.
+
+def evaluations(folder: Path) -> list[Row]:
+    """The held-out evaluations in a run's log, in the order of their steps."""
+    return [row for row in rows_of(folder / "log.jsonl") if "eval_n" in row]
+
+
+def random_states() -> Row:
+    """The state of every random generator that training draws from, as the trainer saves it."""
+    import torch
+
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    return {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.get_rng_state(), "cuda": cuda}
+
+
+def set_random_states(states: Row) -> None:
+    import torch
+
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["cpu"])
+    if states["cuda"] is not None:
+        torch.cuda.set_rng_state_all(states["cuda"])
+
+
+# --------------------------------------------------------------------------- the run
+
+
+class Run(Part):
+    """One run in its folder: what it is, where it goes on, how it ended. See `lab.run_folder`.
+
+    Attach it first, then the other parts: a step's completions and row are on disk before anything
+    else looks at them.
     """
 
-    def __init__(self, folder: Path, about: dict[str, Any]) -> None:
-        self.folder, self.about, self.trainer = folder, about, None
-        (folder / "completions").mkdir(exist_ok=True)
+    def __init__(self, folder: Path, about: Row, resume: bool = True) -> None:
+        self.folder, self.about = folder, about
+        self.parts: list[Part] = []
+        self.reason: str | None = None
+        self.in_optimizer = False
+        self._room(LITTLE_DISK)
+        with one_process_first() as first:
+            path = run_folder.open_folder(folder, about, resume) if first else run_folder.last_checkpoint(folder)
+        self.path = path
+        with contextlib.suppress(OSError):  # a disk that is full already is told of in `attach`
+            (folder / ".reserve").write_bytes(b"\0" * RESERVE)
+        self.record = read_json(folder / "run.json", run_folder.MADE_BY) if path else {}
+        self.attempts = self.record.get("attempts", [])
         self.started = time.time()
 
-    def attach(self, trainer: Any) -> RunRecorder:
-        self.trainer = trainer
-        trainer.add_callback(self)
+    @property
+    def checkpoint(self) -> str | None:
+        """For `trainer.train(resume_from_checkpoint=…)`: None for a new run."""
+        return str(self.path) if self.path else None
+
+    @property
+    def start(self) -> int:
+        """Finished steps that this attempt begins with."""
+        return run_folder.step_of(self.path) if self.path else 0
+
+    def attach(self, trainer: Any, *parts: Part | None) -> Run:
+        """Joins the training, with the parts that are there; TRL's own printing of every step goes."""
+        super().attach(trainer)
+        trainer.remove_callback(PrinterCallback)
+        for part in filter(None, parts):
+            part.attach(trainer)
+            self.parts.append(part)
+        self._time_the_parts_of_a_step()
+        self.enough_disk()
         return self
 
-    def _write(self, status: str, **more: Any) -> None:
-        record = {"status": status, "seconds": round(time.time() - self.started, 1), **self.about, **more}
-        write_json(self.folder / "run.json", record)
+    @property
+    def main(self) -> bool:
+        """Whether this process writes: one of all."""
+        return self.trainer is None or self.trainer.is_world_process_zero()
+
+    # ---- writing
+
+    def write(self, status: str, **more: Any) -> None:
+        if not self.main:
+            return
+        now = {"from_step": self.start, "to_step": self.trainer.state.global_step, "seconds": round(time.time() - self.started, 1),
+               "status": status, "reason": self.reason}  # fmt: skip
+        seconds = round(sum(attempt["seconds"] for attempt in self.attempts) + now["seconds"], 1)
+        process = {"pid": os.getpid(), "host": platform.node(), "processes": self.trainer.accelerator.num_processes}
+        self.record = {
+            "status": status, "reason": self.reason, "steps": self.trainer.state.global_step, "seconds": seconds, **self.about,
+            "effective": effective(self.trainer.args), "versions": versions(), "process": process,
+            "attempts": [*self.attempts, now], **more,
+        }  # fmt: skip
+        write_json(self.folder / "run.json", self.record)
+
+    def event(self, event: Row) -> None:
+        """Adds to `events.jsonl`: at which step what happened."""
+        if self.main:
+            append(self.folder / "events.jsonl", {"step": self.trainer.state.global_step, **event})
+
+    def events(self) -> list[Row]:
+        return rows_of(self.folder / "events.jsonl")
+
+    def stop(self, reason: str) -> None:
+        """Ends the training after this step, with a checkpoint."""
+        self.reason = self.reason or reason
+
+    # ---- callbacks
 
     def on_train_begin(self, args, state, control, **kwargs) -> None:
         self.started = time.time()
-        self._write("training", effective=effective(args), versions=versions())
+        if self.path:
+            self._load_adapter()
+            kept = read_json(self.path / COMPLETE, run_folder.MADE_BY)["state"]
+            for part in self.parts:
+                part.restore(kept.get(type(part).__name__, {}))
+            self.event({"kind": "resumed", "after_step": state.global_step})
+        self.write("training")
+
+    def _load_adapter(self) -> None:
+        """The trained adapter from the checkpoint.
+
+        TRL keeps a second adapter, `ref`, beside it for the KL term, and the Trainer of transformers 5.17,
+        finding that folder in the checkpoint, loads `ref` alone: the run would go on from a fresh adapter
+        with the old optimizer's state, and no message.
+        """
+        from peft import PeftModel, set_peft_model_state_dict
+        from safetensors.torch import load_file
+
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        weights = self.path / "adapter_model.safetensors"
+        if isinstance(model, PeftModel) and weights.exists():
+            set_peft_model_state_dict(model, load_file(weights), adapter_name=model.active_adapter)
+
+    def on_step_begin(self, args, state, control, **kwargs) -> None:
+        self.generated = generates_next(self.trainer)
+        self.before_step = (random_states(), state.num_input_tokens_seen)
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs) -> None:
+        self.in_optimizer = True
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        self.in_optimizer = False
+        if self.generated:
+            metric(self.trainer, "completions/duplicate_share", duplicate_share(self._groups()))
+        if self.reason:
+            control.should_training_stop = control.should_save = True
 
     def on_log(self, args, state, control, logs=None, **kwargs) -> None:
-        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as sink:
-            sink.write(json.dumps({"step": state.global_step, **(logs or {})}) + "\n")
+        if not self.main:
+            return
         if "reward" in (logs or {}):
-            self._write_completions(state.global_step)
+            write_table(self.completions(), self.folder / "completions" / f"completions_{state.global_step:05d}.parquet")
+        append(self.folder / "log.jsonl", {"step": state.global_step, **(logs or {})})
+        if self.reason:  # said while the others looked at this row
+            control.should_training_stop = control.should_save = True
 
-    def _write_completions(self, step: int) -> None:
+    def on_save(self, args, state, control, **kwargs) -> None:
+        self.trainer.accelerator.wait_for_everyone()  # the other processes' random states belong to it
+        if self.main:
+            kept = {type(part).__name__: part.state() for part in self.parts}
+            run_folder.seal(self.folder / f"checkpoint-{state.global_step}", kept)
+
+    # ---- the batch
+
+    def _groups(self) -> list[list[str]]:
+        texts, size = list(self.trainer._logs["completion"]), self.trainer.num_generations
+        return [texts[i : i + size] for i in range(0, len(texts), size)]
+
+    def completions(self) -> pd.DataFrame:
+        """The step's completions in TRL's form (step, prompt, completion, a column a reward, advantage) and their group."""
         kept = self.trainer._logs  # filled by TRL at every step, log_completions or not
-        table = {"prompt": kept["prompt"], "completion": kept["completion"], **kept["rewards"], "advantage": kept["advantages"]}
+        scores = {name: kept["rewards"][name] for name in self.trainer.reward_func_names}
+        table = {"prompt": kept["prompt"], "completion": kept["completion"], **scores, "advantage": kept["advantages"]}
         table |= {name: values for name, values in kept["extra"].items() if len(values) == len(kept["prompt"])}  # from log_extra
         frame = pd.DataFrame({name: list(values) for name, values in table.items()})
-        frame.insert(0, "step", step)
-        frame.to_parquet(self.folder / "completions" / f"completions_{step:05d}.parquet")
+        frame.insert(0, "step", self.trainer.state.global_step)
+        frame.insert(1, "group", np.arange(len(frame)) // self.trainer.num_generations)
+        return frame
 
-    def finish(self) -> None:
-        """Call after training: the record then says that the run is whole."""
-        self._write("finished", effective=effective(self.trainer.args), versions=versions(), steps=self.trainer.state.global_step)
+    def _time_the_parts_of_a_step(self) -> None:
+        """Seconds of generating and of scoring as metrics, and each completion's length in tokens as a column."""
+        trainer = self.trainer
+        generate, score = trainer._generate, trainer._calculate_rewards
+
+        def timed_generate(prompts: list) -> Any:
+            began = time.perf_counter()
+            made = generate(prompts)
+            self._metric("time/generating", time.perf_counter() - began)
+            return made
+
+        def timed_score(inputs: Any, prompts: Any, completions: Any, completion_ids: Sequence) -> Any:
+            began = time.perf_counter()
+            scores = score(inputs, prompts, completions, completion_ids)
+            self._metric("time/scoring", time.perf_counter() - began)
+            trainer._log_completion_extra("tokens", [len(ids) for ids in completion_ids])
+            return scores
+
+        trainer._generate, trainer._calculate_rewards = timed_generate, timed_score
+
+    def _metric(self, name: str, value: float) -> None:
+        if self.trainer.model.training:
+            metric(self.trainer, name, value)
+
+    # ---- the end
+
+    def enough_disk(self) -> None:
+        """Raises TrainingError where the checkpoints will not fit."""
+        learned = sum(p.numel() * p.element_size() for p in self.trainer.model.parameters() if p.requires_grad)
+        kept = (self.trainer.args.save_total_limit or 10) + 1
+        self._room(int(3 * learned * kept) + LITTLE_DISK)  # weights and two moments of Adam in each
+
+    def _room(self, needed: int) -> None:
+        place = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+        free = shutil.disk_usage(place).free
+        if free < needed:
+            raise TrainingError(
+                f"There are {free / 1e6:.0f} MB of disk left for {relative(self.folder)}, and its record and checkpoints need about "
+                f"{needed / 1e6:.0f} MB: free some, or set OUTPUTS to another disk. Nothing was changed."
+            )
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[Run]:
+        """Around `trainer.train(…)`: however it ends, `run.json` says how, and the run can go on.
+
+        Ctrl-C (and SIGTERM) ends the training after the step; a second one at once. An error or an
+        interrupt in the middle of a step saves the state before that step, so that nothing is lost.
+        Raises TrainingError from the error that ended the training.
+        """
+        try:
+            with self._signals():
+                yield self
+        except KeyboardInterrupt:
+            self._end("interrupted", "interrupted in the middle of a step")
+            raise
+        except BaseException as error:
+            self._end("failed", self._why(error))
+            raise TrainingError(f"{self.reason}\n{self._way_on()}") from error
+        done = self.trainer.state.global_step >= self.trainer.state.max_steps
+        (self.folder / ".reserve").unlink(missing_ok=True)
+        self.reason = None if done else self.reason
+        self.write("finished" if done else "stopped")
+        if not done:
+            print(f"Stopped after step {self.trainer.state.global_step}: {self.reason}.\n{self._way_on()}")
+
+    def _end(self, status: str, reason: str) -> None:
+        self.reason = reason
+        with contextlib.suppress(Exception):  # the first error is the one to tell of
+            self._save_what_stands()
+        with contextlib.suppress(Exception):
+            (self.folder / ".reserve").unlink(missing_ok=True)  # room for the last words on a full disk
+            self.write(status)
+            self.event({"kind": status, "reason": reason})
+
+    def _save_what_stands(self) -> None:
+        """A checkpoint of the last finished step, made in the middle of the next one."""
+        trainer, step = self.trainer, self.trainer.state.global_step
+        disk_full = shutil.disk_usage(self.folder).free < LITTLE_DISK
+        alone = trainer.accelerator.num_processes == 1  # the others may be anywhere
+        sealed = run_folder.is_whole(self.folder / f"checkpoint-{step}")
+        if step == self.start or self.in_optimizer or disk_full or sealed or not alone:
+            return
+        if step != max((row["step"] for row in rows_of(self.folder / "log.jsonl") if "reward" in row), default=None):
+            return  # the step itself is not recorded: it must be taken again
+        states, trainer.state.num_input_tokens_seen = self.before_step
+        set_random_states(states)
+        trainer._save_checkpoint(trainer.model, trial=None)
+        self.on_save(trainer.args, trainer.state, trainer.control)
+
+    def _why(self, error: BaseException) -> str:
+        if shutil.disk_usage(self.folder).free < LITTLE_DISK:
+            return f"the disk of {relative(self.folder)} is full ({type(error).__name__}: {error})"
+        return f"{type(error).__name__}: {error}"
+
+    def _way_on(self) -> str:
+        last = run_folder.last_checkpoint(self.folder)
+        if last is None:
+            return f"There is no checkpoint yet; what was recorded is in {relative(self.folder)}. Run the notebook again to start anew."
+        return f"All is kept in {relative(self.folder)}. Run the notebook again: it goes on after step {run_folder.step_of(last)}."
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM stop after the step, a second one at once; elsewhere than in the main thread nothing changes."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def asked(number: int, frame: Any) -> None:
+            if self.reason:
+                raise KeyboardInterrupt
+            self.stop("by hand (Ctrl-C)" if number == signal.SIGINT else "asked to end (SIGTERM)")
+            print("Stopping after this step. Once more: stop at once.", flush=True)
+
+        before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
-class LiveCurve(TrainerCallback):
-    """A progress bar with the time that is left, and the reward's curve drawn anew as it grows."""
+@contextlib.contextmanager
+def one_process_first() -> Iterator[bool]:
+    """Yields whether this process is the one that writes; the others enter when it is done."""
+    if processes() == 1:
+        yield True
+        return
+    from accelerate import PartialState
 
-    def __init__(self, every: int = 5) -> None:
-        self.every, self.rows, self.handle, self.bar = every, [], None, None
+    state = PartialState()
+    with state.main_process_first():
+        yield state.is_main_process
+
+
+def duplicate_share(groups: Sequence[Sequence[str]]) -> float:
+    """Share of completions that repeat another of their group word for word.
+
+    >>> duplicate_share([["a", "a", "b", "c"], ["a", "b", "c", "d"]])
+    0.125
+    """
+    return sum(len(group) - len(set(group)) for group in groups) / max(1, sum(map(len, groups)))
+
+
+# --------------------------------------------------------------------------- adapter and base
+
+
+def checksum(tensor: Any) -> tuple[int, int]:
+    """Two sums over a tensor's bytes, the second sensitive to their places."""
+    import torch
+
+    plain, placed = 0, 0
+    for part in tensor.detach().contiguous().view(-1).view(torch.uint8).split(1 << 22):  # 8 bytes for each of these at a time
+        part = part.to(torch.int64)
+        places = torch.arange(len(part), device=part.device) % 65_521  # a prime: no period of a weight's bytes fits it
+        plain, placed = plain + int(part.sum()), placed + int((part * places).sum())
+    return plain, placed
+
+
+class AdapterCheck(Part):
+    """Once, after the first steps that could teach: what should learn has changed, and the base has not.
+
+    Raises TrainingError otherwise. Both have happened: an adapter that no gradient reached, and a 4-bit
+    base that its own kernel repacked while training.
+    """
+
+    def __init__(self, run: Run, after: int = 3) -> None:
+        self.run, self.after, self.done, self.taught = run, after, False, 0
+
+    def _sums(self) -> dict[str, tuple[bool, tuple[int, int]]]:
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        return {
+            name: (p.requires_grad, checksum(p)) for name, p in model.named_parameters() if p.numel() and not hasattr(p, "placements")
+        }  # a sharded parameter has placements: its shards move between processes
 
     def on_train_begin(self, args, state, control, **kwargs) -> None:
-        from tqdm.auto import tqdm
-
-        self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc="GRPO", unit="step")
+        self.sums = self._sums()
 
     def on_log(self, args, state, control, logs=None, **kwargs) -> None:
-        if "reward" not in (logs or {}):
+        if self.done or "reward" not in (logs or {}):
             return
-        self.rows.append({"step": state.global_step, **logs})
-        self.bar.set_postfix(reward=f"{float(logs['reward']):.2f}", length=f"{float(logs['completions/mean_length']):.0f}")
-        self.bar.update(state.global_step - self.bar.n)
-        if len(self.rows) > 1 and state.global_step % self.every == 0:
-            self._draw()
+        # the first step of a warm-up has learning rate 0, and a step without spread has no gradient
+        self.taught += logs.get("learning_rate", 0) > 0 and (logs.get("reward_std") or 0) > 0
+        if self.taught >= self.after or state.global_step >= state.max_steps:
+            self.done = True
+            self._compare()
 
-    def on_train_end(self, args, state, control, **kwargs) -> None:
-        self.bar.close()
-        self._draw()
+    def _compare(self) -> None:
+        now = self._sums()
+        moved = [name for name, (learns, total) in self.sums.items() if learns and now[name][1] != total]
+        base = [name for name, (learns, total) in self.sums.items() if not learns and now[name][1] != total]
+        learns = sum(learns for learns, _ in self.sums.values())
+        self.run.event({"kind": "adapter_check", "moved": len(moved), "of": learns, "base_changed": len(base),
+                        "base_tensors": len(self.sums) - learns})  # fmt: skip
+        if base:
+            raise TrainingError(f"The frozen base changed at {base[0]} ({len(base)} tensors): the adapter would be merged into another "
+                                "base than the one it was trained on. Load the model with Unsloth, or without 4 bit.")  # fmt: skip
+        if self.taught and not moved:
+            raise TrainingError(f"None of {learns} trained tensors moved in {self.taught} steps with a learning rate and a signal: "
+                                "no gradient reaches the adapter. Check its target modules and gradient checkpointing.")  # fmt: skip
 
-    def _draw(self) -> None:
-        from IPython.display import display
-        from matplotlib import pyplot
 
-        if not self.rows:
+# --------------------------------------------------------------------------- health
+
+
+class HealthMonitor(Part):
+    """Runs the rules of `lab.health` after every step; writes down what is new, and can stop the run.
+
+    Args:
+        correctness: names of the rewards that decide what is right.
+        stop: end the run, with a checkpoint, at the first critical finding.
+    """
+
+    def __init__(self, run: Run, correctness: Sequence[str], stop: bool = True) -> None:
+        self.run, self.correctness, self.stop = run, tuple(correctness), stop
+        self.findings: list[Any] = []
+        self.columns: dict[str, list] = {}
+        self.told: dict[str, str] = {}
+
+    def on_train_begin(self, args, state, control, **kwargs) -> None:
+        self.columns, self.told = {}, {}
+        for row in rows_of(self.run.folder / "log.jsonl"):
+            self._add(row)
+
+    def _add(self, row: Row) -> bool:
+        if "reward" not in row:
+            return False
+        length = len(next(iter(self.columns.values()), []))
+        for name in {**self.columns, **row}:
+            self.columns.setdefault(name, [None] * length).append(row.get(name))
+        return True
+
+    def on_log(self, args, state, control, logs=None, **kwargs) -> None:
+        if not self._add({"step": state.global_step, **(logs or {})}):
             return
-        figure = plots.live_figure(pd.DataFrame(self.rows))
-        if self.handle is None:
-            self.handle = display(figure, display_id=True)
-        else:
-            self.handle.update(figure)
-        pyplot.close(figure)
+        self.findings = health.diagnose(pd.DataFrame(self.columns), correctness=self.correctness)
+        for finding in self.findings:
+            if finding.verdict in ("warn", "critical") and self.told.get(finding.rule) != finding.verdict:
+                self.run.event({"kind": "health", "rule": finding.rule, "verdict": finding.verdict, "message": finding.message})
+                if self.stop and finding.verdict == "critical":
+                    self.run.stop(f"{finding.rule}: {finding.message}")
+                    control.should_training_stop = control.should_save = True
+            self.told[finding.rule] = finding.verdict
+
+    def sick(self) -> list[Any]:
+        return [finding for finding in self.findings if finding.verdict in ("warn", "critical")]
+
+
+# --------------------------------------------------------------------------- held-out answers
+
+
+class HeldOut(Part):
+    """Greedy answers to the same held-out prompts before the first step, every `every` steps and after the last.
+
+    Sampling and its random numbers are the training's own business: the generators are put back, so that
+    a run with evaluation takes the same steps as one without. Rows go to `log.jsonl` (and to every
+    tracker) as `eval_<reward>`, the answers to `held_out/`; the training's completions are not touched.
+    """
+
+    def __init__(self, run: Run, rows: Sequence[Row], tokenizer: Any, every: int, max_new_tokens: int, batch_size: int = 64) -> None:
+        self.run, self.rows, self.tokenizer, self.every = run, list(rows), tokenizer, every
+        self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
+
+    def on_train_begin(self, args, state, control, **kwargs) -> None:
+        if not state.global_step:
+            self._evaluate(args, state, control)
+
+    def on_log(self, args, state, control, logs=None, **kwargs) -> None:
+        due = state.global_step % self.every == 0 or state.global_step >= state.max_steps
+        if "reward" in (logs or {}) and due:
+            self._evaluate(args, state, control)
+
+    def _evaluate(self, args: Any, state: Any, control: Any) -> None:
+        from lab.evaluate import score_groups
+
+        began = time.time()
+        groups = self._answers()
+        table = score_groups(self.trainer.reward_funcs, self.rows, groups)
+        row = {f"eval_{f.__name__}": float(table[f.__name__].astype(float).mean()) for f in self.trainer.reward_funcs}
+        row |= {"eval_tokens": float(table["tokens"].mean()), "eval_n": len(table), "eval_seconds": round(time.time() - began, 2)}
+        if self.run.main:
+            write_table(table.drop(columns=["group", "sample"]), self.run.folder / "held_out" / f"held_out_{state.global_step:05d}.parquet")
+        # not trainer.log: inside a log call it would take the training's metrics a second time
+        state.log_history.append({"step": state.global_step, **row})
+        self.trainer.callback_handler.on_log(args, state, control, row)
+
+    def _answers(self) -> list:
+        import torch
+        from trl.models import unwrap_model_for_generation
+
+        from lab.policy import sample
+
+        states, trainer = random_states(), self.trainer
+        training = trainer.model.training
+        try:
+            with unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator) as model, torch.no_grad():
+                return sample(model, self.tokenizer, [row["prompt"] for row in self.rows], temperature=0,
+                              max_new_tokens=self.max_new_tokens, batch_size=self.batch_size)  # fmt: skip
+        finally:
+            trainer.model.train(training)
+            set_random_states(states)

@@ -1,0 +1,277 @@
+"""Runs that are killed, interrupted, broken and full: each is readable afterwards, and goes on without a seam."""
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from lab import run_folder, training
+from lab.run_folder import rows_of
+from lab.training import TrainingError
+
+sys.path.insert(0, str(Path(__file__).parent))
+import training_child  # noqa: E402
+
+CLOCK = ("time/", "step_time", "eval_seconds", "train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos")
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["training_child"])
+
+
+def start(folder, log, **changes):
+    """A training in a process of its own, whose imports are done already."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    child = SERVER.Process(target=training_child.main, args=(str(folder), str(log), changes))
+    child.start()
+    return child
+
+
+def curve(run):
+    """The log without what depends on the clock."""
+    return [{k: v for k, v in row.items() if not k.startswith(CLOCK)} for row in rows_of(run / "log.jsonl") if len(row) > 2 and "train_runtime" not in row]
+
+
+def texts(run):
+    files = sorted((run / "completions").glob("*.parquet"))
+    return [(path.name, pd.read_parquet(path).drop(columns=["tokens"]).to_dict("list")) for path in files]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that nothing disturbed."""
+    folder = training_child.prepare(tmp_path_factory.mktemp("whole"))
+    child = start(folder, folder / "out.txt")
+    child.join()
+    assert child.exitcode == 0, (folder / "out.txt").read_text()[-3000:]
+    return folder / "run"
+
+
+def same_run(one, other):
+    assert curve(one) == curve(other)
+    assert texts(one) == texts(other)
+    held = [sorted(path.name for path in (run / "held_out").iterdir()) for run in (one, other)]
+    assert held[0] == held[1]
+
+
+# --------------------------------------------------------------------------- what a run leaves
+
+
+def test_a_run_leaves_all_that_is_needed_to_know_what_happened(whole):
+    record = json.loads((whole / "run.json").read_text())
+    assert record["status"] == "finished" and record["steps"] == 9 and record["reason"] is None
+    assert record["requested"]["learning_rate"] == record["effective"]["learning_rate"] == 1e-3
+    assert record["versions"]["trl"] == "1.14.0" and record["requested"]["seed"] == 3 and record["rewards"]["source_sha256"]
+    assert [row["step"] for row in curve(whole) if "reward" in row] == list(range(1, 10))
+    assert [row["step"] for row in curve(whole) if "eval_n" in row] == [0, 4, 8, 9]
+    table = pd.read_parquet(whole / "completions/completions_00005.parquet")
+    assert {"step", "group", "prompt", "completion", "correctness_reward", "format_reward", "own_reward", "advantage", "tokens"} <= set(table)
+    assert len(table) == 8 and table["group"].tolist() == [0] * 4 + [1] * 4 and table["tokens"].max() <= 24
+    assert not (whole / ".reserve").exists() and {p.name for p in whole.glob("checkpoint-*")} == {"checkpoint-8", "checkpoint-9"}
+
+
+def test_the_log_has_what_we_steer_and_measure(whole):
+    rows = [row for row in rows_of(whole / "log.jsonl") if "reward" in row]
+    assert [rows[0]["temperature"], rows[-1]["temperature"]] == pytest.approx([1.2, 0.8])
+    assert rows[-1]["weight/own_reward"] > 0.5, "adaptive: few digits, more weight"
+    for row in rows:
+        assert 0 <= row["completions/duplicate_share"] < 1
+        assert 0 < row["time/generating"] < row["step_time"] and 0 < row["time/scoring"] < row["step_time"]
+
+
+def test_an_evaluation_leaves_the_training_completions_and_the_steps_after_it_alone(whole, tmp_path):
+    """The same run without evaluations takes the same steps: the random numbers are put back."""
+    folder = training_child.prepare(tmp_path)
+    child = start(folder, folder / "out.txt", held_out=0)
+    child.join()
+    assert curve(folder / "run") == [row for row in curve(whole) if "reward" in row]
+    trained, held = (pd.read_parquet(whole / p) for p in ("completions/completions_00004.parquet", "held_out/held_out_00004.parquet"))
+    assert len(trained) == 8 and len(held) == 4 and not set(trained["completion"]) & set(held["completion"])
+
+
+# --------------------------------------------------------------------------- killed
+
+
+def test_killed_at_random_moments_a_run_ends_up_the_same_to_the_last_bit(whole, tmp_path):
+    """No step is counted twice, no completion is lost, and the curve has no seam."""
+    seed = int(os.environ.get("KILL_SEED", random.randrange(10**6)))
+    kills, dice, folder = int(os.environ.get("KILLS", 6)), random.Random(seed), training_child.prepare(tmp_path)
+    run, log, died = folder / "run", folder / "out.txt", []
+    while True:
+        child = start(folder, log)
+        begun = time.monotonic() + 60
+        while child.is_alive() and not is_training(run, child.pid) and time.monotonic() < begun:
+            time.sleep(0.01)
+        if len(died) < kills:
+            child.join(timeout=dice.uniform(0.1, 6))
+        if len(died) < kills and child.is_alive():
+            os.kill(child.pid, signal.SIGKILL)
+            child.join()
+            died.append(readable(run))
+            continue
+        child.join()
+        break
+    assert child.exitcode == 0, f"KILL_SEED={seed}: {log.read_text()[-3000:]}"
+    print(f"KILL_SEED={seed}: killed after steps {died}")
+    same_run(whole, run)
+
+
+def is_training(run, pid):
+    try:
+        record = json.loads((run / "run.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return record["status"] == "training" and record["process"]["pid"] == pid
+
+
+def readable(run):
+    """What stands after a kill can be read, and each row has its completions; returns the steps that are there."""
+    rows = [row["step"] for row in rows_of(run / "log.jsonl") if "reward" in row]
+    there = {run_folder.step_of(path) for path in (run / "completions").glob("*.parquet") if len(pd.read_parquet(path)) == 8}
+    assert set(rows) <= there and run_folder.how_it_stands(run)["status"] == "killed"
+    return len(rows)
+
+
+# --------------------------------------------------------------------------- stopped
+
+
+class After(training.Part):
+    """Does something when a step has ended, or in the middle of one."""
+
+    def __init__(self, step, what, when="on_log"):
+        self.step, self.what = step, what
+        setattr(self, when, self._act)
+
+    def _act(self, args, state, control, logs=None, **kwargs):
+        if state.global_step == self.step and (logs is None or "reward" in logs):
+            self.what(self)
+
+
+def test_ctrl_c_ends_the_run_after_the_step_and_it_goes_on_without_a_seam(whole, tmp_path, capsys):
+    folder = training_child.prepare(tmp_path)
+    stopped = training_child.train(folder, lambda run: [After(3, lambda _: os.kill(os.getpid(), signal.SIGINT), "on_step_begin")])
+    assert stopped.record["status"] == "stopped" and stopped.record["steps"] == 4 and "by hand" in stopped.record["reason"]
+    assert "it goes on after step 4" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    child = start(folder, folder / "out.txt")
+    child.join()
+    record = json.loads((folder / "run/run.json").read_text())
+    assert [(a["from_step"], a["to_step"], a["status"]) for a in record["attempts"]] == [(0, 4, "stopped"), (4, 9, "finished")]
+    same_run(whole, folder / "run")
+
+
+def test_a_second_ctrl_c_ends_it_in_the_middle_of_the_step_and_nothing_is_lost(whole, tmp_path):
+    folder = training_child.prepare(tmp_path)
+
+    def twice(part):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        training_child.train(folder, lambda run: [After(3, twice, "on_pre_optimizer_step")])
+    with pytest.raises(KeyboardInterrupt):
+        training_child.train(folder, lambda run: [After(5, twice, "on_step_begin")])
+    assert run_folder.how_it_stands(folder / "run")["status"] == "interrupted"
+    assert run_folder.last_checkpoint(folder / "run").name == "checkpoint-5", "the state before the step was saved"
+    child = start(folder, folder / "out.txt")
+    child.join()
+    same_run(whole, folder / "run")
+
+
+def test_a_reward_that_raises_ends_the_run_clearly_with_the_steps_before_it_saved(whole, tmp_path):
+    folder = training_child.prepare(tmp_path)
+    run = folder / "run"
+    healthy = training_child.OWN.replace('"""The', '"""A').replace("    return sum", "    import pathlib\n    assert not pathlib.Path(PLACE).exists(), 'own bug'\n    return sum")
+    (folder / "my_rewards.py").write_text(healthy.replace("@reward", f"PLACE = {str(tmp_path / 'now')!r}\n\n\n@reward"))
+    with pytest.raises(TrainingError, match="(?s)own bug.*goes on after step 3"):
+        training_child.train(folder, lambda run: [After(3, lambda _: (tmp_path / "now").write_text(""))])
+    record = json.loads((run / "run.json").read_text())
+    assert record["status"] == "failed" and "own_reward" in record["reason"] and record["steps"] == 3
+    (tmp_path / "now").unlink()
+    child = start(folder, folder / "out.txt")
+    child.join()
+    same_run(whole, run)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="a small disk of its own needs root")
+def test_a_full_disk_ends_the_run_clearly_and_it_goes_on_when_there_is_room(whole, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("this machine does not let root mount a tmpfs")
+    try:
+        folder = training_child.prepare(disk)
+
+        def fill(part):
+            with open(disk / "ballast", "wb") as sink:
+                try:
+                    while sink.write(b"x" * 4096):
+                        sink.flush()
+                except OSError:
+                    pass
+
+        with pytest.raises(TrainingError, match="(?s)disk of .* is full.*goes on after step 2"):
+            training_child.train(folder, lambda run: [After(3, fill, "on_step_begin")])
+        record = json.loads((folder / "run/run.json").read_text())
+        assert record["status"] == "failed" and "is full" in record["reason"]
+        with pytest.raises(TrainingError, match="(?s)MB of disk left.*Nothing was changed"):
+            training_child.train(folder)
+        (disk / "ballast").unlink()
+        child = start(folder, tmp_path / "out.txt")
+        child.join()
+        same_run(whole, folder / "run")
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_critical_finding_ends_the_run_with_a_checkpoint_unless_told_otherwise(tmp_path, monkeypatch):
+    from lab import health
+
+    ill = health.Finding("kl_high", 9.0, 0.5, "critical", 2, "the policy is 9 nats away", "lower LEARNING_RATE")
+    monkeypatch.setattr(health, "diagnose", lambda log, **kwargs: [ill] if len(log) >= 3 else [])
+    folder = training_child.prepare(tmp_path)
+    run = training_child.train(folder, save_steps=100)
+    assert run.record["status"] == "stopped" and run.record["steps"] == 3 and "kl_high: the policy is 9 nats away" in run.record["reason"]
+    assert run_folder.last_checkpoint(run.folder).name == "checkpoint-3"
+    assert [e["rule"] for e in run.events() if e["kind"] == "health"] == ["kl_high"], "once, not at every step"
+
+
+# --------------------------------------------------------------------------- adapter and base
+
+
+def test_a_base_that_changes_is_noticed_after_the_first_steps(tmp_path):
+    def change(part):
+        with torch.no_grad():
+            part.trainer.model.get_parameter("base_model.model.model.norm.weight").mul_(1.01)
+
+    with pytest.raises(TrainingError, match="frozen base changed at .*norm.weight"):
+        training_child.train(training_child.prepare(tmp_path), lambda run: [After(2, change)])
+
+
+def test_an_adapter_that_does_not_learn_is_noticed(tmp_path):
+    def stuck(part):
+        for group in part.trainer.optimizer.param_groups:
+            group["lr"] = 0.0  # after the scheduler has written its own into the log
+
+    parts = lambda run: [After(k, stuck, "on_pre_optimizer_step") for k in range(9)]  # noqa: E731
+    with pytest.raises(TrainingError, match="None of 16 trained tensors moved"):
+        training_child.train(training_child.prepare(tmp_path), parts)
+
+
+def test_checksums_see_a_changed_value_and_a_swap():
+    values = torch.arange(64, dtype=torch.float32)
+    swapped = values.clone()
+    swapped[[0, 7]] = swapped[[7, 0]]
+    assert training.checksum(values) == training.checksum(values.clone()) != training.checksum(swapped)
+    assert training.checksum(values + 1e-6) == training.checksum(values + 1e-6) and training.checksum(values.bfloat16())
+
+
+def test_duplicates_are_counted_within_groups_only():
+    assert training.duplicate_share([["a", "a", "a", "a"], ["a", "b", "c", "d"]]) == 3 / 8 and training.duplicate_share([]) == 0
