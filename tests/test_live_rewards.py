@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lab import chosen_rewards, live_rewards
+from lab import chosen_rewards, live_rewards, reward_edits
 from lab.files import ROOT, STARTER_POLICY
 from lab.live_rewards import LiveRewards, kept_sources
 
@@ -178,7 +178,7 @@ def test_names_reached_through_the_module_a_star_or_a_late_import_count():
              "def f():\n    from rewards import a as late\n    return late()\n", "import rewards as r\ndef f():\n    return getattr(r, 'a')()\n"]  # fmt: skip
     for own in forms:
         prints = [
-            chosen_rewards.fingerprint({"rewards.py": text, "my_rewards.py": own}, ("my_rewards.py", "f"))
+            reward_edits.fingerprint({"rewards.py": text, "my_rewards.py": own}, ("my_rewards.py", "f"))
             for text in (library["rewards.py"], library["rewards.py"].replace("A = 1", "A = 5"))
         ]
         assert prints[0] != prints[1], own
@@ -188,7 +188,7 @@ def test_changing_a_value_in_place_counts_as_its_definition():
     place = ("my_rewards.py", "f")
     base = "T = {}\n%s\ndef f():\n    return T\n"
     texts = ["", "T['a'] = 1", "T.update(a=1)", "T['b'].x = 2", "for i in (1, 2):\n    T[i] = 1", "if 1:\n    T = 3\nelse:\n    ..."]
-    prints = {chosen_rewards.fingerprint({"rewards.py": "", "my_rewards.py": base % text}, place) for text in texts}
+    prints = {reward_edits.fingerprint({"rewards.py": "", "my_rewards.py": base % text}, place) for text in texts}
     assert len(prints) == len(texts)
 
 
@@ -307,7 +307,7 @@ def test_columns_that_the_checker_cannot_read_are_left_out(tmp_path):
         run.live.last["inputs"] = [{"prompt": "p", "answer": "12", "odd": value}] * 4
         assert set(run.live._batch()) == {"answer", "prompts", "completions", "completion_ids", "trainer_state"}
     foreign = {"a": b"cnowhere\nThing\n.", "b": b"c__main__\nNoSuchThing\n.", "c": pickle.dumps([1])}
-    assert chosen_rewards.unpickled(foreign) == {"c": [1]}
+    assert reward_edits.unpickled(foreign) == {"c": [1]}
 
 
 # --------------------------------------------------------------------------- what is refused

@@ -2,18 +2,19 @@
 
 import json
 import re
+import shutil
 
 import nbformat
 import pandas as pd
 import pytest
-from lab import evaluate, run
+from lab import evaluate, launch, run
 from lab.files import ROOT
 from lab.run import EVERY, ROAD, NotebookError
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SMOKE = {
     "02_design_rewards": {"N_PROMPTS": 3, "NUM_GENERATIONS": 4, "MAX_COMPLETION_TOKENS": 96},
-    "03_train_grpo": {"MAX_STEPS": 3, "PROMPTS_PER_STEP": 2, "NUM_GENERATIONS": 4},
+    "03_train_grpo": {"MAX_STEPS": 3, "PROMPTS_PER_STEP": 2, "NUM_GENERATIONS": 4, "EVAL_EVERY": 2, "N_EVAL": 4},
     "05_merge_and_export": {"N_EVALUATE": 12},
     "06_code_rewards": {"MAX_STEPS": 2, "PROMPTS_PER_STEP": 2, "NUM_GENERATIONS": 4, "N_SAMPLES": 2},
 }
@@ -145,6 +146,75 @@ def test_03_kept_the_whole_run(road):
     assert [len(table) for table in tables] == [8, 8, 8]
     weights = load_file(road / "run/adapter/adapter_model.safetensors")
     assert any(value.abs().max() > 0 for name, value in weights.items() if "lora_B" in name)
+
+
+def test_03_shows_its_settings_and_their_reasons_and_what_the_monitor_says(road):
+    text = json.dumps([cell.outputs for cell in code_cells(road / "executed/03_train_grpo.ipynb")])
+    for words in ("data/starter-policy on the preset cpu", "set by you", "peak memory, estimated", "groups_without_spread",
+                  "attached: LiveRewards, TemperatureAnnealing, RewardWeights, AdapterCheck, HeldOut, HealthMonitor, LiveView",
+                  "held out, greedy: correctness_reward", "adapter_check", "adamw_torch_fused"):  # fmt: skip
+        assert words in text, words
+    held_out = [json.loads(line) for line in (road / "run/log.jsonl").read_text().splitlines() if "eval_n" in line]
+    assert [row["step"] for row in held_out] == [0, 2, 3] and all(row["eval_n"] == 4 for row in held_out)
+    assert (road / "run/rewards/v1/rewards.py").exists()
+
+
+def test_03_again_with_more_steps_goes_on_where_the_run_ended(road, tmp_path):
+    """And by the other road: the standard loaders, a prefilled turn is another run, so a new one begins."""
+    folder = copied(road, tmp_path)
+    run.run(("03_train_grpo",), folder, {"03_train_grpo": {**SMOKE["03_train_grpo"], "MAX_STEPS": 4}})
+    log = [json.loads(line) for line in (folder / "run/log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in log if "reward" in row] == [1, 2, 3, 4]
+    record = read(folder / "run/run.json")
+    assert [attempt["from_step"] for attempt in record["attempts"]] == [0, 3] and record["steps"] == 4
+
+
+def copied(road, tmp_path):
+    folder = tmp_path / "outputs"
+    shutil.copytree(road, folder, ignore=shutil.ignore_patterns("code", "executed", "figures", "merged*"))
+    return folder
+
+
+def test_the_standard_road_with_everything_switched_on_gives_the_same_files(road, tmp_path):
+    folder = copied(road, tmp_path)
+    more = {"BACKEND": "trl", "PREFILL": "<think>\n", "FINAL_TEMPERATURE": 0.7, "ADAPTIVE_WEIGHTS": True,
+            "WEIGHT_STAGES": [[0, {"format_reward": 1.0}], [2, {"correctness_reward": 1.0, "format_reward": 0.5}]]}  # fmt: skip
+    run.run(("03_train_grpo", "05_merge_and_export"), folder, {
+        "03_train_grpo": {**SMOKE["03_train_grpo"], **more}, "05_merge_and_export": SMOKE["05_merge_and_export"]
+    })  # fmt: skip
+    log = [row for line in (folder / "run/log.jsonl").read_text().splitlines() if "reward" in (row := json.loads(line))]
+    assert [row["temperature"] for row in log] == pytest.approx([1.0, 0.85, 0.7])
+    assert [row["weight/correctness_reward"] > 0 for row in log] == [False, False, True]
+    table = pd.read_parquet(folder / "run/completions/completions_00001.parquet")
+    assert table["prompt"].str.rstrip().str.endswith("<think>").all() and len(list(tmp_path.glob("outputs/run-*"))) == 1
+    assert {path.name for path in (road / "run").iterdir()} == {path.name for path in (folder / "run").iterdir()}
+    answers = pd.read_parquet(folder / "answers/merged.parquet")
+    assert not answers["question"].str.contains("<think>").any() and read(folder / "evaluation.json")["n"] == 12
+
+
+def test_all_weights_can_be_trained_instead_of_an_adapter(road, tmp_path):
+    folder = copied(road, tmp_path)
+    run.run(("03_train_grpo", "05_merge_and_export"), folder, {
+        "03_train_grpo": {**SMOKE["03_train_grpo"], "FULL_FINETUNING": True}, "05_merge_and_export": SMOKE["05_merge_and_export"]
+    })  # fmt: skip
+    proof = read(folder / "merge_proof.json")
+    assert proof["weights"]["changed"] > 40 and proof["adapter_against_merged"]["max_probability"] < 1e-6
+    assert "all weights trained" in (folder / "merged/README.md").read_text()
+
+
+def test_two_processes_leave_the_same_files_and_metrics_as_one(road, tmp_path):
+    folder = copied(road, tmp_path)
+    shutil.rmtree(folder / "run")
+    assert launch.launch(2, parameters={**SMOKE["03_train_grpo"], "OUTPUTS": str(folder)}) == 0
+    record = read(folder / "run/run.json")
+    assert record["status"] == "finished" and record["process"]["processes"] == 2
+    one, two = ([json.loads(line) for line in (f / "run/log.jsonl").read_text().splitlines()] for f in (road, folder))
+    assert [sorted(row) for row in one] == [sorted(row) for row in two], "one writer: no row twice"
+    names = [{str(path.relative_to(f / "run")) for path in (f / "run").rglob("*")} for f in (road, folder)]
+    assert names[0] ^ names[1] <= {f"checkpoint-3/rng_state{i}.pth" for i in ("", "_0", "_1")}
+    table = pd.read_parquet(folder / "run/completions/completions_00001.parquet")
+    assert len(table) == 8 and table["group"].tolist() == [0] * 4 + [1] * 4
+    assert table.groupby("group")["prompt"].nunique().eq(1).all(), "a group is one prompt's, across processes"
 
 
 def test_the_recorded_scores_advantages_and_log_agree(road):

@@ -26,13 +26,13 @@ from lab.chosen_rewards import (
     load_sources,
     read_source,
     text_hash,
-    told,
 )
 from lab.files import read_json, write_text
+from lab.reward_edits import told
 
 CHECK = (
     "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); "
-    "from lab.chosen_rewards import run_check; run_check(Path(sys.argv[1]))"
+    "from lab.reward_edits import run_check; run_check(Path(sys.argv[1]))"
 )
 SETTLED = 2_000_000_000  # ns: a younger time stamp may stay the same through one more write (coarse file systems)
 NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # of TRL's rows: it hands these over under their plurals

@@ -14,6 +14,7 @@ from lab import health, plots
 from lab.files import QUIET
 from lab.run_folder import rows_of
 from lab.steering import Part
+from lab.tables import readable
 from lab.training import HealthMonitor, Run
 
 SHARE = 0.02  # of the time: drawing waits until it costs less than that
@@ -146,8 +147,7 @@ def findings_html(findings: list[Any]) -> str:
     """The sick rules as a table; a healthy run says so in a line."""
     if not findings:
         return "<p>Health: no rule has anything to say.</p>"
-    table = health.table(findings).style.format(escape="html", precision=3, na_rep="–").hide()
-    return table.set_table_styles([{"selector": "th, td", "props": "text-align: left; vertical-align: top"}]).to_html()
+    return readable(health.table(findings)).to_html()
 
 
 def samples_html(step: int, prompt: str, picked: dict[str, Any], rewards: list[str]) -> str:

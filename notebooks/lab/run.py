@@ -13,7 +13,7 @@ from typing import Any
 from lab.files import QUIET, ROOT, output_folder, read_json, relative, write_json
 
 ROAD = ("01_prepare_data", "02_design_rewards", "03_train_grpo", "04_plot_training", "05_merge_and_export")
-EVERY = (*ROAD, "06_code_rewards")  # `make run-all`
+EVERY = (*ROAD, "06_code_rewards", "07_training_recipes")  # `make run-all`
 RUNS = {"03_train_grpo": "run", "06_code_rewards": "code/run"}  # the folder that a notebook trains in
 
 REWARD_KEY = '"reward": '  # one in every training row of a run's log

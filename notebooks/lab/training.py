@@ -194,6 +194,10 @@ class Run(Part):
         self.in_optimizer = False
         if self.generated:
             metric(self.trainer, "completions/duplicate_share", duplicate_share(self._groups()))
+        if self.trainer.accelerator.num_processes > 1:  # a signal may reach the processes in different steps
+            from accelerate.utils import gather_object
+
+            self.reason = next(filter(None, gather_object([self.reason])), None)
         if self.reason:
             control.should_training_stop = control.should_save = True
 
@@ -232,6 +236,8 @@ class Run(Part):
     def _time_the_parts_of_a_step(self) -> None:
         """Seconds of generating and of scoring as metrics, and each completion's length in tokens as a column."""
         trainer = self.trainer
+        if not (hasattr(trainer, "_generate") and hasattr(trainer, "_calculate_rewards")):
+            return  # another version's trainer: the run is recorded without these
         generate, score = trainer._generate, trainer._calculate_rewards
 
         def timed_generate(prompts: list) -> Any:
@@ -468,7 +474,8 @@ class HealthMonitor(Part):
             if finding.verdict in ("warn", "critical") and self.told.get(finding.rule) != finding.verdict:
                 self.run.event({"kind": "health", "rule": finding.rule, "verdict": finding.verdict, "message": finding.message})
                 if self.stop and finding.verdict == "critical":
-                    self.run.stop(f"{finding.rule}: {finding.message}")
+                    self.run.stop(f"{finding.rule}: {finding.message}. {finding.advice} Other settings begin a new run; "
+                                  "STOP_WHEN_CRITICAL = False goes on with this one")  # fmt: skip
                     control.should_training_stop = control.should_save = True
             self.told[finding.rule] = finding.verdict
 
