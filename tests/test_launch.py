@@ -17,7 +17,7 @@ def test_the_script_is_the_notebook_with_the_given_parameters_after_its_own(tmp_
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
             values[node.targets[0].id] = ast.literal_eval(node.value)
     assert values["MAX_STEPS"] == 7 and values["PREFILL"] == "<think>\n" and values["OUTPUTS"] == "outputs"
-    for call in ("GRPOTrainer(", "FastLanguageModel.from_pretrained(", "run.recording()", "save_pretrained("):
+    for call in ("GRPOTrainer(", "FastLanguageModel.from_pretrained(", "run.recording()", "save_model("):
         assert call in text
 
 
@@ -75,3 +75,33 @@ def test_vllm_serve_knows_every_key_of_its_config():
 
     given = yaml.safe_load((CONFIGS / "vllm_serve.yaml").read_text())
     assert set(given) <= set(ScriptArguments.__dataclass_fields__) and given["host"] == "127.0.0.1"
+
+
+def test_what_a_sharded_launch_needs_is_added_to_your_own_settings(monkeypatch, tmp_path):
+    seen = {}
+    monkeypatch.setattr(launch, "export_script", lambda path, parameters: seen.update(parameters) or path)
+    monkeypatch.setattr(launch.subprocess, "Popen", lambda *args, **kwargs: None)
+    monkeypatch.setattr(launch, "wait", lambda process, stop: 0)
+    launch.launch(2, "zero3", {"OUTPUTS": str(tmp_path), "MORE_SETTINGS": {"loss_type": "grpo"}})
+    assert seen["BACKEND"] == "trl" and seen["MORE_SETTINGS"] == {"load_in_4bit": False, "loss_type": "grpo"}
+
+
+def test_the_first_ctrl_c_asks_for_an_end_after_the_step_and_the_second_ends_it(tmp_path):
+    class Process:
+        replies, ended = [KeyboardInterrupt, KeyboardInterrupt, 7], 0
+
+        def wait(self):
+            reply = self.replies.pop(0)
+            if reply is KeyboardInterrupt:
+                raise reply
+            return reply
+
+        def terminate(self):
+            self.ended += 1
+
+    process, stop = Process(), tmp_path / "run/stop"
+    stop.parent.mkdir()
+    assert launch.wait(process, stop) == 7 and stop.exists() and process.ended == 1
+    from lab import training
+
+    assert launch.STOP == training.STOP

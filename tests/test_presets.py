@@ -279,3 +279,10 @@ def test_processes_share_the_prompts_of_a_step():
     assert "in each of 2 processes" in two.rows["gradient_accumulation_steps"].why
     with pytest.raises(ValueError, match="prompts_per_step = 8 cannot be shared by 3 processes"):
         plan("cpu", starter=True, world_size=3)
+
+
+def test_a_field_with_a_parameter_of_its_own_is_not_set_twice():
+    assert presets.asked_for({"loss_type": "grpo"}, max_steps=3) == {"max_steps": 3, "loss_type": "grpo"}
+    for name, by in (("max_steps", "its own parameter"), ("seed", "SEED"), ("reward_weights", "WEIGHTS in notebook 02")):
+        with pytest.raises(ValueError, match=f"MORE_SETTINGS has '{name}': it is set by {by}"):
+            presets.asked_for({name: 1}, max_steps=3)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pandas as pd
+import psutil
 import pytest
 from lab import run_folder
 from lab.files import write_json
@@ -41,7 +42,7 @@ def make_run(folder, steps=5, at=(2, 4), status="failed", **changes):
     write_table(pd.DataFrame({"step": [steps]}), folder / f"held_out/held_out_{steps:05d}.parquet")
     for step in at:
         checkpoint(folder, step)
-    write_json(folder / "run.json", {"status": status, **about(**changes), "process": {"pid": os.getpid(), "host": os.uname().nodename}})
+    write_json(folder / "run.json", {"status": status, **about(**changes), "process": run_folder.this_process()})
     return folder
 
 
@@ -170,12 +171,54 @@ def test_a_second_process_is_refused_while_the_first_one_trains(tmp_path):
     run = make_run(tmp_path / "run", status="training")
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     record = json.loads((run / "run.json").read_text())
-    write_json(run / "run.json", {**record, "process": {"pid": other.pid, "host": os.uname().nodename}})
+    write_json(run / "run.json", {**record, "process": {**run_folder.this_process(), "pid": other.pid, "began": psutil.Process(other.pid).create_time()}})
     try:
         with pytest.raises(run_folder.RunningError, match=f"Process {other.pid} on .* is training"):
             open_folder(run, about(), say=str)
+        assert open_folder(run, about(), resume="force", say=str).name == "checkpoint-4"
     finally:
         other.kill()
         other.wait()
     assert run_folder.how_it_stands(run)["status"] == "killed", "a process that is gone leaves a killed run"
     assert open_folder(run, about(), say=str).name == "checkpoint-4"
+
+
+def test_another_process_with_the_same_number_is_not_taken_for_the_one_that_trained(tmp_path):
+    run = make_run(tmp_path / "run", status="training")
+    record = json.loads((run / "run.json").read_text())
+    write_json(run / "run.json", {**record, "process": {**record["process"], "pid": os.getppid(), "began": 1.0}})
+    assert run_folder.how_it_stands(run)["status"] == "killed"
+
+
+def test_a_run_of_a_machine_that_is_gone_goes_on_when_it_has_been_silent_for_long(tmp_path):
+    run = make_run(tmp_path / "run", status="training")
+    record = json.loads((run / "run.json").read_text())
+    write_json(run / "run.json", {**record, "process": {"pid": 7, "host": "a-notebook-service", "began": 1.0}})
+    with pytest.raises(run_folder.RunningError, match='RESUME = "force"'):
+        open_folder(run, about(), say=str)
+    for name in ("run.json", "log.jsonl"):
+        os.utime(run / name, (0, 0))
+    assert open_folder(run, about(), say=str).name == "checkpoint-4"
+
+
+def test_the_last_words_of_another_process_are_the_reason(tmp_path):
+    run = make_run(tmp_path / "run", status="training")
+    record = json.loads((run / "run.json").read_text())
+    write_json(run / "run.json", {**record, "process": {**record["process"], "began": 1.0}})
+    append(run / "failed-1.json", {"reason": "RewardError: bug", "process": 1})
+    assert run_folder.how_it_stands(run)["reason"] == "RewardError: bug"
+    open_folder(run, about(), say=str)
+    assert not list(run.glob("failed-*"))
+
+
+def test_with_an_annealed_temperature_more_steps_are_another_run(tmp_path):
+    annealed = {"steering": {"final_temperature": 0.7}}
+    run = make_run(tmp_path / "run")
+    record = json.loads((run / "run.json").read_text())
+    write_json(run / "run.json", {**record, **annealed})
+    assert open_folder(run, {**about(max_steps=20), **annealed}, say=str) is None
+
+
+def test_a_line_separator_within_a_text_cuts_no_row(tmp_path):
+    append(tmp_path / "log.jsonl", {"step": 1, "text": "a\u2028b\x85c"})
+    assert rows_of(tmp_path / "log.jsonl") == [{"step": 1, "text": "a\u2028b\x85c"}]

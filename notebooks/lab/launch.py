@@ -18,6 +18,8 @@ from typing import Any
 
 from lab.files import ROOT, output_folder, relative, write_text
 
+STOP = "stop"  # see lab.training, which is not imported here: it would take seconds
+
 CONFIGS = ROOT / "notebooks" / "lab" / "configs"
 SHARDED = ("fsdp", "zero3")
 PLAIN = {"BACKEND": "trl", "MORE_SETTINGS": {"load_in_4bit": False}}  # Unsloth's loader and 4-bit weights are not sharded here
@@ -79,11 +81,30 @@ def launch(nproc: int = 1, config: str = "ddp", parameters: dict[str, Any] | Non
     names = sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem != "vllm_serve")
     if config not in names:
         raise ValueError(f"There is no config {config!r}: they are {', '.join(names)}.")
-    parameters = {**(PLAIN if config in SHARDED else {}), **(parameters or {})}
+    parameters = dict(parameters or {})
+    if config in SHARDED:
+        parameters |= {"BACKEND": PLAIN["BACKEND"], "MORE_SETTINGS": {**PLAIN["MORE_SETTINGS"], **parameters.get("MORE_SETTINGS", {})}}
     script = export_script(output_folder(parameters.get("OUTPUTS", "outputs")) / "train.py", parameters)
     started = command(script, nproc, config)
     print(f"{relative(script)}: {nproc} process{'es' * (nproc > 1)}, {config if on_gpu() else 'gloo on the CPU'}", flush=True)
-    return subprocess.run(started, env=environment(nproc), cwd=ROOT / "notebooks", check=False).returncode
+    # in a session of its own: torchrun would end its processes at a Ctrl-C, within a step
+    process = subprocess.Popen(started, env=environment(nproc), cwd=ROOT / "notebooks", start_new_session=True)
+    return wait(process, script.parent / "run" / STOP)
+
+
+def wait(process: subprocess.Popen, stop: Path) -> int:
+    """Until it ends. The first Ctrl-C asks for an end after the step by a file; the second one ends it at once."""
+    asked = False
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            if asked or not stop.parent.is_dir():
+                process.terminate()
+            else:
+                print("Stopping after this step. Once more: stop at once.", flush=True)
+                stop.touch()
+            asked = True
 
 
 def assignment(text: str) -> tuple[str, Any]:

@@ -376,5 +376,8 @@ def run_and_wait(command: list[str], errors: Path, time_limit: float) -> str:
         return f"not done after {time_limit:g} s, perhaps an endless loop"
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+            if hasattr(os, "killpg"):  # all that the edited file has started
+                os.killpg(process.pid, signal.SIGKILL)
+            else:
+                process.kill()
         process.wait()

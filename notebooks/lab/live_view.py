@@ -28,6 +28,17 @@ def in_notebook() -> bool:
     return getattr(get_ipython(), "kernel", None) is not None
 
 
+def run_by_papermill() -> bool:
+    """Whether the kernel was started by papermill or nbconvert, where a picture that changes is seen by nobody."""
+    import psutil
+
+    try:
+        line = " ".join(psutil.Process().parent().cmdline())
+    except (psutil.Error, AttributeError):
+        return False
+    return "papermill" in line or "nbconvert" in line
+
+
 def shown_time(seconds: float) -> str:
     minutes, seconds = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}" if minutes >= 60 else f"{minutes}:{seconds:02d}"
@@ -52,7 +63,7 @@ class LiveView(Part):
     def on_train_begin(self, args, state, control, **kwargs) -> None:
         self.rows = rows_of(self.run.folder / "log.jsonl")  # a resumed run shows all of its curve
         self.began, self.first, self.last = time.monotonic(), state.global_step, state.max_steps
-        self.notebook, self.quiet = in_notebook(), bool(os.environ.get(QUIET))
+        self.notebook, self.quiet = in_notebook(), bool(os.environ.get(QUIET)) or run_by_papermill()
         self.told = 0.0
         if not self.quiet:
             self._say("the first step is on its way")
@@ -71,7 +82,8 @@ class LiveView(Part):
 
     def on_train_end(self, args, state, control, **kwargs) -> None:
         if self.run.main and self.notebook:
-            self._sample(state.global_step)
+            if self.show_every:
+                self._sample(state.global_step)
             self._draw()
 
     # ---- the line

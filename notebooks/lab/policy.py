@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,17 +51,28 @@ def full_precision(full_finetuning: bool) -> dict[str, Any]:
     return {"dtype": torch.float32} if full_finetuning and not torch.cuda.is_available() else {}
 
 
-def load_plain(name: str, load_in_4bit: bool = True) -> tuple[Any, Any]:
-    """Model and tokenizer by transformers, in 4 bits (NF4, double quantization) by bitsandbytes."""
+def sharded() -> bool:
+    """Whether accelerate launch has announced that the weights will be split over the cards (FSDP, DeepSpeed)."""
+    return any(os.environ.get(f"ACCELERATE_USE_{kind}", "").lower() == "true" for kind in ("FSDP", "DEEPSPEED"))
+
+
+def load_plain(name: str, load_in_4bit: bool = True, full_finetuning: bool = False) -> tuple[Any, Any]:
+    """Model and tokenizer by transformers, in 4 bits (NF4, double quantization) by bitsandbytes.
+
+    Each process takes its own card. Where the weights will be sharded they are not placed at all, and GRPOConfig
+    must have been made before: DeepSpeed splits them while they load.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
     has = precision()
-    dtype = torch.bfloat16 if has["bf16"] else torch.float16 if has["fp16"] else torch.float32
+    half = torch.float32 if full_finetuning else torch.float16  # the fp16 scaler wants 32-bit weights to train
+    dtype = torch.bfloat16 if has["bf16"] else half if has["fp16"] else torch.float32
     small = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
     )
-    place = {"": torch.cuda.current_device()} if torch.cuda.is_available() else {"": "cpu"}
+    card = int(os.environ.get("LOCAL_RANK", "0")) if torch.cuda.is_available() else "cpu"
+    place = None if sharded() else {"": card}
     model = AutoModelForCausalLM.from_pretrained(
         name, dtype=dtype, device_map=place, quantization_config=small if load_in_4bit else None
     )
@@ -79,12 +91,13 @@ def adapter_in_32_bits(model: Any) -> None:
     """Keeps what is trained in float32; call it when the trainer is made.
 
     TRL 1.14 casts the adapter of a 4-bit base to bfloat16 there. It has 8 bits for a number: with the learning
-    rates of real models nearly every update of a weight is smaller than that and rounded away.
+    rates of real models nearly every update of a weight is smaller than that and rounded away. Where weights are
+    sharded nothing is changed: there the adapter must have the base's type.
     """
     import torch
 
-    for parameter in model.parameters():
-        if parameter.requires_grad and parameter.dtype == torch.bfloat16:
+    for parameter in model.parameters() if not sharded() else ():
+        if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
             parameter.data = parameter.data.float()
 
 

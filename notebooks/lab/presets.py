@@ -29,6 +29,12 @@ REST = (
 BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
+# Fields of GRPOConfig that a run sets itself, and from what.
+FOR_THE_RUN = {
+    "output_dir": "OUTPUTS", "reward_weights": "WEIGHTS in notebook 02", "report_to": "REPORT_TO", "seed": "SEED",
+}  # fmt: skip
+
+
 class Setting(NamedTuple):
     """A value, the reason for it, and who set it: the preset, the model or you."""
 
@@ -246,6 +252,18 @@ def plan(
         derive(rows, backend)
     batches(rows, world_size)
     return Plan(name, rows)
+
+
+def asked_for(more: dict[str, Any], **own: Any) -> dict[str, Any]:
+    """What a notebook's parameters ask for, and `more` fields of GRPOConfig.
+
+    Raises ValueError for a field in `more` that has a parameter of its own: one of the two would be dropped.
+    """
+    for name in more:
+        if name in own or name in FOR_THE_RUN:
+            parameter = FOR_THE_RUN.get(name, "its own parameter")
+            raise ValueError(f"MORE_SETTINGS has {name!r}: it is set by {parameter}, once.")
+    return {**own, **more}
 
 
 def check_overrides(yours: dict[str, Setting]) -> None:

@@ -33,6 +33,7 @@ from lab.files import fresh_folder, read_json, relative, unused, write_json, wri
 
 MADE_BY = "03_train_grpo"
 COMPLETE = "complete.json"
+QUIET_FOR = 1800  # seconds without a word after which a run on another machine counts as dead; a step is shorter
 FREE_AT_RESUME = ("max_steps", "save_steps", "save_total_limit", "logging_steps", "output_dir", "report_to", "disable_tqdm")
 Row = dict[str, Any]
 
@@ -43,7 +44,7 @@ def rows_of(path: Path) -> list[Row]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Row]]:
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").split("\n"):  # not splitlines, which cuts at U+2028 too
         try:
             row = json.loads(line)
         except json.JSONDecodeError:
@@ -109,10 +110,10 @@ def differences(before: Row, now: Row) -> list[str]:
     """What keeps an unfinished run from going on, as readable lines; compared as JSON."""
     now = json.loads(json.dumps(now, default=str))
     old, new = _compared(before), _compared(now)
-    if str(old.get("lr_scheduler_type", "")).startswith("constant"):
+    if str(old.get("lr_scheduler_type", "")).startswith("constant") and new.get("final_temperature") is None:
         for side in (old, new):
             side.pop("warmup_steps", None)  # follows from max_steps
-    else:  # the whole curve of the learning rate follows from the number of steps
+    else:  # the whole curve of the learning rate, or of the temperature, follows from the number of steps
         old["max_steps"], new["max_steps"] = before["requested"].get("max_steps"), now["requested"].get("max_steps")
     return [f"{name}: {old.get(name)!r} before, {new.get(name)!r} now" for name in {**old, **new} if old.get(name) != new.get(name)]
 
@@ -128,13 +129,15 @@ def is_unfinished(record: Row) -> bool:
     return record.get("status") in ("training", "stopped", "interrupted", "failed")
 
 
-def open_folder(folder: Path, about: Row, resume: bool = True, say: Any = print) -> Path | None:
+def open_folder(folder: Path, about: Row, resume: bool | str = True, say: Any = print) -> Path | None:
     """Makes the run's folder ready; returns the checkpoint to go on from, or None for a new run.
 
     An unfinished run with the same settings goes on (`max_steps` may grow); whatever else stands in
-    the folder is kept beside it under its date. Raises RunningError where another process trains here.
+    the folder is kept beside it under its date. Raises RunningError where another process trains here,
+    unless `resume` is "force".
     """
-    refuse_a_second_writer(folder)
+    if resume != "force":
+        refuse_a_second_writer(folder)
     checkpoint = _to_resume(folder, about, say) if resume else None
     if checkpoint is None:
         fresh_folder(folder)
@@ -159,7 +162,7 @@ def refuse_a_second_writer(folder: Path) -> None:
     if record["status"] == "training" and process.get("pid") != os.getpid():
         raise RunningError(
             f"Process {process.get('pid')} on {process.get('host')} is training in {relative(folder)}. Wait for it, stop it, or set "
-            f"another OUTPUTS. If it is gone for good, delete {relative(folder / 'run.json')}: a new run then begins beside it."
+            'another OUTPUTS. If it is gone for good, RESUME = "force" goes on with its run.'
         )
 
 
@@ -196,6 +199,8 @@ def rewind(folder: Path, step: int) -> int:
             write_text(place / path.name, "\n".join(gone) + "\n")
         if path.exists():
             write_text(path, "".join(line + "\n" for line in kept))
+    for path in folder.glob("failed-*.json"):
+        path.unlink()
     for path in folder.glob("checkpoint-*"):
         if not is_whole(path):
             shutil.rmtree(path)  # half-written: there is nothing in it to keep
@@ -205,18 +210,29 @@ def rewind(folder: Path, step: int) -> int:
 def how_it_stands(folder: Path) -> Row:
     """`run.json`, with the status `killed` where the training process is gone without a word."""
     record = read_json(folder / "run.json", MADE_BY)
-    if record["status"] == "training" and not _alive(record.get("process", {})):
-        record |= {"status": "killed", "reason": "the process ended without a word (killed, out of memory, or the machine stopped)"}
+    if record["status"] == "training" and not _alive(record.get("process", {}), folder):
+        last_words = [rows_of(path) for path in folder.glob("failed-*.json")]  # of processes that do not write run.json
+        reason = "the process ended without a word (killed, out of memory, or the machine stopped)"
+        record |= {"status": "killed", "reason": next((row["reason"] for rows in last_words for row in rows), reason)}
     return record
 
 
-def _alive(process: Row) -> bool:
-    if process.get("host") != platform.node():
-        return True  # on another machine: nobody can tell from here
+def this_process() -> Row:
+    """What tells this process from another one with the same number, on this machine or after its restart."""
+    import psutil
+
+    return {"pid": os.getpid(), "host": platform.node(), "began": psutil.Process().create_time()}
+
+
+def _alive(process: Row, folder: Path) -> bool:
+    import psutil
+
+    if process.get("host") != platform.node():  # a notebook service gives a new machine: go by the last sign of life
+        files = [path for path in (folder / "log.jsonl", folder / "run.json") if path.exists()]
+        return time.time() - max(path.stat().st_mtime for path in files) < QUIET_FOR
     try:
-        os.kill(int(process["pid"]), 0)
-    except (ProcessLookupError, KeyError, ValueError):
+        return abs(psutil.Process(int(process["pid"])).create_time() - process["began"]) < 2
+    except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):
         return False
-    except PermissionError:
+    except psutil.AccessDenied:
         return True
-    return True

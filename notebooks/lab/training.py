@@ -25,6 +25,8 @@ from lab.run_folder import COMPLETE, append, rows_of, write_table
 from lab.steering import Part, generates_next, metric
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "unsloth", "unsloth_zoo", "vllm")
+STOP = "stop"  # a file of this name in the run's folder ends the training after the step
+ANEW = "These steps are worth nothing and were not saved; other settings, or RESUME = False, begin a new run."
 RESERVE = 256 * 1024  # bytes held back for the last words of a run whose disk is full
 LITTLE_DISK = 20_000_000  # bytes: below it a failed write is blamed on the disk
 Row = dict[str, Any]
@@ -32,6 +34,10 @@ Row = dict[str, Any]
 
 class TrainingError(RuntimeError):
     """Training ended early; the message says why, what is kept, and how to go on."""
+
+
+class AdapterError(TrainingError):
+    """What was to learn did not, or what was to stay did not: the steps taken are worth nothing."""
 
 
 def versions() -> dict[str, str]:
@@ -87,11 +93,11 @@ class Run(Part):
     else looks at them.
     """
 
-    def __init__(self, folder: Path, about: Row, resume: bool = True) -> None:
+    def __init__(self, folder: Path, about: Row, resume: bool | str = True) -> None:
         self.folder, self.about = folder, about
         self.parts: list[Part] = []
         self.reason: str | None = None
-        self.in_optimizer = False
+        self.in_optimizer, self.between_batches = False, True
         self._room(LITTLE_DISK)
         with one_process_first() as first:
             path = run_folder.open_folder(folder, about, resume) if first else run_folder.last_checkpoint(folder)
@@ -99,7 +105,7 @@ class Run(Part):
         with contextlib.suppress(OSError):  # a disk that is full already is told of in `attach`
             (folder / ".reserve").write_bytes(b"\0" * RESERVE)
         self.record = read_json(folder / "run.json", run_folder.MADE_BY) if path else {}
-        self.attempts = self.record.get("attempts", [])
+        self.attempts = [{**a, "status": "killed" if a["status"] == "training" else a["status"]} for a in self.record.get("attempts", [])]
         self.started = time.time()
 
     @property
@@ -120,6 +126,7 @@ class Run(Part):
             part.attach(trainer)
             self.parts.append(part)
         self._time_the_parts_of_a_step()
+        self._go_on_in_the_epoch()
         self.enough_disk()
         return self
 
@@ -136,7 +143,7 @@ class Run(Part):
         now = {"from_step": self.start, "to_step": self.trainer.state.global_step, "seconds": round(time.time() - self.started, 1),
                "status": status, "reason": self.reason}  # fmt: skip
         seconds = round(sum(attempt["seconds"] for attempt in self.attempts) + now["seconds"], 1)
-        process = {"pid": os.getpid(), "host": platform.node(), "processes": self.trainer.accelerator.num_processes}
+        process = {**run_folder.this_process(), "processes": self.trainer.accelerator.num_processes}
         self.record = {
             "status": status, "reason": self.reason, "steps": self.trainer.state.global_step, "seconds": seconds, **self.about,
             "effective": effective(self.trainer.args), "versions": versions(), "process": process,
@@ -156,6 +163,12 @@ class Run(Part):
         """Ends the training after this step, with a checkpoint."""
         self.reason = self.reason or reason
 
+    def halt(self, control: Any) -> None:
+        """Tells the trainer to stop, where that was asked for. Not between two passes over one batch: a resumed run
+        samples a new one."""
+        if self.reason and self.between_batches:
+            control.should_training_stop = control.should_save = True
+
     # ---- callbacks
 
     def on_train_begin(self, args, state, control, **kwargs) -> None:
@@ -166,6 +179,8 @@ class Run(Part):
             for part in self.parts:
                 part.restore(kept.get(type(part).__name__, {}))
             self.event({"kind": "resumed", "after_step": state.global_step})
+        self.before_step = (random_states(), state.num_input_tokens_seen)
+        (self.folder / STOP).unlink(missing_ok=True)
         self.write("training")
 
     def _load_adapter(self) -> None:
@@ -194,12 +209,15 @@ class Run(Part):
         self.in_optimizer = False
         if self.generated:
             metric(self.trainer, "completions/duplicate_share", duplicate_share(self._groups()))
+        if self.main and (self.folder / STOP).exists():
+            self.stop(f"asked to end by the file {STOP}")
         if self.trainer.accelerator.num_processes > 1:  # a signal may reach the processes in different steps
             from accelerate.utils import gather_object
 
             self.reason = next(filter(None, gather_object([self.reason])), None)
-        if self.reason:
-            control.should_training_stop = control.should_save = True
+        self.between_batches = generates_next(self.trainer)
+        self.before_step = (random_states(), state.num_input_tokens_seen)  # what follows belongs to this step still
+        self.halt(control)
 
     def on_log(self, args, state, control, logs=None, **kwargs) -> None:
         if not self.main:
@@ -207,14 +225,13 @@ class Run(Part):
         if "reward" in (logs or {}):
             write_table(self.completions(), self.folder / "completions" / f"completions_{state.global_step:05d}.parquet")
         append(self.folder / "log.jsonl", {"step": state.global_step, **(logs or {})})
-        if self.reason:  # said while the others looked at this row
-            control.should_training_stop = control.should_save = True
 
     def on_save(self, args, state, control, **kwargs) -> None:
         self.trainer.accelerator.wait_for_everyone()  # the other processes' random states belong to it
         if self.main:
             kept = {type(part).__name__: part.state() for part in self.parts}
             run_folder.seal(self.folder / f"checkpoint-{state.global_step}", kept)
+            self.write("training")  # how long the steps took that a resumed run will have
 
     # ---- the batch
 
@@ -255,6 +272,27 @@ class Run(Part):
 
         trainer._generate, trainer._calculate_rewards = timed_generate, timed_score
 
+    def _go_on_in_the_epoch(self) -> None:
+        """A resumed run in its second epoch or later takes the prompts in that epoch's order.
+
+        TRL's sampler draws each epoch's order from one generator, which no checkpoint keeps: it would begin with
+        the first epoch's again.
+        """
+        if not self.path:
+            return
+        import torch
+
+        finished = int(read_json(self.path / "trainer_state.json", run_folder.MADE_BY)["epoch"])
+        make = self.trainer._get_train_sampler
+
+        def sampler(*args: Any) -> Any:
+            made = make(*args)
+            for _ in range(finished if getattr(made, "shuffle", False) else 0):
+                torch.randperm(made.num_samples, generator=made.generator)
+            return made
+
+        self.trainer._get_train_sampler = sampler
+
     def _metric(self, name: str, value: float) -> None:
         if self.trainer.model.training:
             metric(self.trainer, name, value)
@@ -290,6 +328,9 @@ class Run(Part):
         except KeyboardInterrupt:
             self._end("interrupted", "interrupted in the middle of a step")
             raise
+        except AdapterError as error:
+            self._end("failed", str(error), keep=False)
+            raise
         except BaseException as error:
             self._end("failed", self._why(error))
             raise TrainingError(f"{self.reason}\n{self._way_on()}") from error
@@ -300,13 +341,17 @@ class Run(Part):
         if not done:
             print(f"Stopped after step {self.trainer.state.global_step}: {self.reason}.\n{self._way_on()}")
 
-    def _end(self, status: str, reason: str) -> None:
+    def _end(self, status: str, reason: str, keep: bool = True) -> None:
         self.reason = reason
         with contextlib.suppress(Exception):  # the first error is the one to tell of
-            self._save_what_stands()
+            if keep:
+                self._save_what_stands()
         with contextlib.suppress(Exception):
             (self.folder / ".reserve").unlink(missing_ok=True)  # room for the last words on a full disk
             self.write(status)
+            if not self.main:  # the process that writes may hang in a collective now, and be killed without a word
+                last = {"reason": reason, "process": self.trainer.accelerator.process_index}
+                append(self.folder / f"failed-{last['process']}.json", last)
             self.event({"kind": status, "reason": reason})
 
     def _save_what_stands(self) -> None:
@@ -315,7 +360,7 @@ class Run(Part):
         disk_full = shutil.disk_usage(self.folder).free < LITTLE_DISK
         alone = trainer.accelerator.num_processes == 1  # the others may be anywhere
         sealed = run_folder.is_whole(self.folder / f"checkpoint-{step}")
-        if step == self.start or self.in_optimizer or disk_full or sealed or not alone:
+        if step == self.start or self.in_optimizer or not self.between_batches or disk_full or sealed or not alone:
             return
         if step != max((row["step"] for row in rows_of(self.folder / "log.jsonl") if "reward" in row), default=None):
             return  # the step itself is not recorded: it must be taken again
@@ -346,7 +391,8 @@ class Run(Part):
             if self.reason:
                 raise KeyboardInterrupt
             self.stop("by hand (Ctrl-C)" if number == signal.SIGINT else "asked to end (SIGTERM)")
-            print("Stopping after this step. Once more: stop at once.", flush=True)
+            with contextlib.suppress(RuntimeError, OSError):  # a handler may not print while something else does
+                print("Stopping after this step. Once more: stop at once.", flush=True)
 
         before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -396,7 +442,7 @@ def checksum(tensor: Any) -> tuple[int, int]:
 class AdapterCheck(Part):
     """Once, after the first steps that could teach: what should learn has changed, and the base has not.
 
-    Raises TrainingError otherwise. Both have happened: an adapter that no gradient reached, and a 4-bit
+    Raises AdapterError otherwise. Both have happened: an adapter that no gradient reached, and a 4-bit
     base that its own kernel repacked while training.
     """
 
@@ -415,8 +461,11 @@ class AdapterCheck(Part):
     def on_log(self, args, state, control, logs=None, **kwargs) -> None:
         if self.done or "reward" not in (logs or {}):
             return
-        # the first step of a warm-up has learning rate 0, and a step without spread has no gradient
-        self.taught += logs.get("learning_rate", 0) > 0 and (logs.get("reward_std") or 0) > 0
+        # the first step of a warm-up has learning rate 0, groups without spread have no gradient, and with fp16 the
+        # scaler may leave a step out
+        lively = (1.0 if logs.get("frac_reward_zero_std") is None else logs["frac_reward_zero_std"]) < 1
+        taken = not self.trainer.accelerator.optimizer_step_was_skipped and np.isfinite(logs.get("grad_norm") or 0.0)
+        self.taught += bool(logs.get("learning_rate", 0) > 0 and lively and taken)
         if self.taught >= self.after or state.global_step >= state.max_steps:
             self.done = True
             self._compare()
@@ -429,11 +478,11 @@ class AdapterCheck(Part):
         self.run.event({"kind": "adapter_check", "moved": len(moved), "of": learns, "base_changed": len(base),
                         "base_tensors": len(self.sums) - learns})  # fmt: skip
         if base:
-            raise TrainingError(f"The frozen base changed at {base[0]} ({len(base)} tensors): the adapter would be merged into another "
-                                "base than the one it was trained on. Load the model with Unsloth, or without 4 bit.")  # fmt: skip
+            raise AdapterError(f"The frozen base changed at {base[0]} ({len(base)} tensors): the adapter would be merged into another "
+                                f"base than the one it was trained on. Load the model with Unsloth, or without 4 bit.\n{ANEW}")  # fmt: skip
         if self.taught and not moved:
-            raise TrainingError(f"None of {learns} trained tensors moved in {self.taught} steps with a learning rate and a signal: "
-                                "no gradient reaches the adapter. Check its target modules and gradient checkpointing.")  # fmt: skip
+            raise AdapterError(f"None of {learns} trained tensors moved in {self.taught} steps with a learning rate and a signal: "
+                                f"no gradient reaches the adapter. Check its target modules and gradient checkpointing.\n{ANEW}")  # fmt: skip
 
 
 # --------------------------------------------------------------------------- health
@@ -476,7 +525,7 @@ class HealthMonitor(Part):
                 if self.stop and finding.verdict == "critical":
                     self.run.stop(f"{finding.rule}: {finding.message}. {finding.advice} Other settings begin a new run; "
                                   "STOP_WHEN_CRITICAL = False goes on with this one")  # fmt: skip
-                    control.should_training_stop = control.should_save = True
+                    self.run.halt(control)
             self.told[finding.rule] = finding.verdict
 
     def sick(self) -> list[Any]:
@@ -499,13 +548,16 @@ class HeldOut(Part):
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
 
     def on_train_begin(self, args, state, control, **kwargs) -> None:
-        if not state.global_step:
-            self._evaluate(args, state, control)
+        there = {row["step"] for row in evaluations(self.run.folder)}
+        if state.global_step == 0 or (self._due(state) and state.global_step not in there):
+            self._evaluate(args, state, control)  # the first one, or one that an error in it had prevented
 
     def on_log(self, args, state, control, logs=None, **kwargs) -> None:
-        due = state.global_step % self.every == 0 or state.global_step >= state.max_steps
-        if "reward" in (logs or {}) and due:
+        if "reward" in (logs or {}) and self._due(state):
             self._evaluate(args, state, control)
+
+    def _due(self, state: Any) -> bool:
+        return state.global_step % self.every == 0 or state.global_step >= state.max_steps
 
     def _evaluate(self, args: Any, state: Any, control: Any) -> None:
         from lab.evaluate import score_groups

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib.util
 import json
 import math
 import multiprocessing
@@ -55,7 +54,7 @@ COMMON: Row = {
     "logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True,
 }  # fmt: skip
 
-# unslothai/notebooks, Llama3.1_(8B)-GRPO and Qwen2.5_(3B)-GRPO (read in the version of commit ce28ac2). There the batch
+# unslothai/notebooks, Llama3.1_(8B)-GRPO (read in the version of commit ce28ac2). There the batch
 # is 1, which Unsloth raises to the group's 6, times 1, "increase to 4 for smoother training": taken as 4, so four
 # prompts a step. warmup_ratio 0.1 of 250 steps. optim is paged_adamw_8bit there, which a CPU does not have. Their
 # rewards for whole numbers and for counted tags have no twin here, the other three have their weights.
@@ -125,7 +124,7 @@ def build(folder: Path, name: str, settings: Row, spent: Counter | None) -> Any:
     """GRPOTrainer on the starter policy in 4 bit with a LoRA adapter; where `spent` is given, with all our parts."""
     from unsloth import FastLanguageModel  # before trl and transformers, which it patches
 
-    from lab import chosen_rewards, data
+    from lab import chosen_rewards, data, policy
     from trl import GRPOConfig, GRPOTrainer
 
     train = data.load_split(folder, "train")
@@ -142,6 +141,7 @@ def build(folder: Path, name: str, settings: Row, spent: Counter | None) -> Any:
     trainer = GRPOTrainer(
         model=model, processing_class=tokenizer, reward_funcs=functions, args=config, train_dataset=train
     )
+    policy.adapter_in_32_bits(model)  # for all: TRL's own bfloat16 would swallow the small rates' updates
     if spent is not None:
         about = {"model": {"name": str(STARTER_POLICY), "backend": "unsloth"}, "requested": settings, "rewards": record,
                  "data": {"fingerprint": train._fingerprint}}  # fmt: skip
@@ -155,6 +155,7 @@ def attach_everything(trainer: Any, choice: Path, folder: Path, about: Row, spen
     Temperature and weights are constant, as by default, so that the steps stay those of bare TRL.
     """
     from lab import steering, training
+    from lab.live_rewards import LiveRewards
     from lab.live_view import LiveView
 
     run = training.Run(folder, about, resume=False)
@@ -162,12 +163,8 @@ def attach_everything(trainer: Any, choice: Path, folder: Path, about: Row, spen
     weights = dict(zip(trainer.reward_func_names, about["requested"]["reward_weights"]))
     parts = [
         steering.TemperatureAnnealing(trainer.args.temperature), steering.RewardWeights(weights),
-        training.AdapterCheck(run), monitor, LiveView(run, monitor),
+        training.AdapterCheck(run), monitor, LiveView(run, monitor), LiveRewards(choice, folder, run.event),
     ]  # fmt: skip
-    if importlib.util.find_spec("lab.live_rewards"):
-        from lab.live_rewards import LiveRewards
-
-        parts.append(LiveRewards(choice, folder, run.event))
     run.attach(trainer, *parts)
     watch([run, *parts], spent)
 
