@@ -198,7 +198,7 @@ def test_all_weights_can_be_trained_instead_of_an_adapter(road, tmp_path):
         "03_train_grpo": {**SMOKE["03_train_grpo"], "FULL_FINETUNING": True}, "05_merge_and_export": SMOKE["05_merge_and_export"]
     })  # fmt: skip
     proof = read(folder / "merge_proof.json")
-    assert proof["weights"]["changed"] > 40 and proof["adapter_against_merged"]["max_probability"] < 1e-6
+    assert proof["weights"]["changed"] > 20 and proof["adapter_against_merged"]["max_probability"] < 1e-6
     assert "all weights trained" in (folder / "merged/README.md").read_text()
 
 
