@@ -218,7 +218,7 @@ def test_two_processes_leave_the_same_files_and_metrics_as_one(road, tmp_path):
 
 
 def test_the_recorded_scores_advantages_and_log_agree(road):
-    log = [json.loads(line) for line in (road / "run/log.jsonl").read_text().splitlines()]
+    log = [row for line in (road / "run/log.jsonl").read_text().splitlines() if "reward" in (row := json.loads(line))]
     for step in (1, 2, 3):
         table = pd.read_parquet(road / f"run/completions/completions_{step:05d}.parquet")
         total = table["correctness_reward"] + 0.5 * table["format_reward"] + 0.5 * table["soft_format_reward"]
