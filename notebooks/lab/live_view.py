@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from lab import health, plots
@@ -135,11 +136,11 @@ class LiveView(Part):
         self.drawn, self.cost = time.monotonic(), time.monotonic() - began
 
     def _sample(self, step: int) -> None:
-        """The best and the worst completion of one group of the step."""
+        """The best and the worst completion of the group in which they differ most."""
         table = self.run.completions()
-        table = table[table["group"] == step % (table["group"].max() + 1)] if len(table) else table
         if not len(table):
             return
+        table = table[table["group"] == table.groupby("group")["advantage"].agg(np.ptp).idxmax()]
         order = table.sort_values("advantage", ascending=False)
         picked = {"best": order.iloc[0], "worst": order.iloc[-1]}
         if self.notebook:

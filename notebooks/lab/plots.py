@@ -92,12 +92,12 @@ def panel(axes: Axes, title: str, unit: str) -> Axes:
 
 
 def draw_total(axes: Axes, log: pd.DataFrame) -> None:
-    """Total reward, with a band of one standard deviation within the groups."""
+    """Total reward, with a band of one standard deviation over the step's completions, which is TRL's reward_std."""
     panel(axes, "Total reward", "weighted sum")
     curve(axes, log, "reward")
     if "reward_std" in log:
         mean, spread = smooth(log["reward"].astype(float)), smooth(log["reward_std"].astype(float))
-        axes.fill_between(log["step"], mean - spread, mean + spread, alpha=0.15, label="± spread within the groups")
+        axes.fill_between(log["step"], mean - spread, mean + spread, alpha=0.15, label="± spread over the step's completions")
         axes.legend(loc="lower right")
 
 
@@ -111,7 +111,7 @@ def draw_each(axes: Axes, log: pd.DataFrame) -> None:
 
 def draw_signal(axes: Axes, log: pd.DataFrame) -> None:
     panel(axes, "Signal in the groups", "reward_std, share of groups")
-    curve(axes, log, "reward_std", label="reward_std: spread within a group")
+    curve(axes, log, "reward_std", label="reward_std: spread over the step")
     curve(axes, log, "frac_reward_zero_std", label="share of groups without spread")
     axes.set_ylim(top=1.3 * axes.get_ylim()[1])
     axes.legend(loc="upper left")
@@ -143,9 +143,11 @@ PANELS = {
 def draw_held_out(axes: Axes, rows: list[Row]) -> None:
     """Greedy held-out answers as diamonds, in the colour of the reward that scored them."""
     lines = {line.get_label(): line.get_color() for line in axes.lines}
-    for name in {key.removeprefix("eval_") for row in rows for key in row} & set(lines):
+    measured = [name for name in lines if any(f"eval_{name}" in row for row in rows)]
+    for i, name in enumerate(measured):
         points = [(row["step"], row[f"eval_{name}"]) for row in rows if f"eval_{name}" in row]
-        axes.plot(*zip(*points), "D", color=lines[name], markeredgecolor="black", markersize=5)
+        size = 4 + 3 * (len(measured) - 1 - i)  # smaller and smaller: equal scores lie within each other
+        axes.plot(*zip(*points), "D", color=lines[name], markeredgecolor="black", markeredgewidth=0.6, markersize=size)
     if rows:
         axes.plot([], [], "D", color="white", markeredgecolor="black", label="held out, greedy")
         axes.legend(loc="lower right")
