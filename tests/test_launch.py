@@ -102,6 +102,3 @@ def test_the_first_ctrl_c_asks_for_an_end_after_the_step_and_the_second_ends_it(
     process, stop = Process(), tmp_path / "run/stop"
     stop.parent.mkdir()
     assert launch.wait(process, stop) == 7 and stop.exists() and process.ended == 1
-    from lab import training
-
-    assert launch.STOP == training.STOP

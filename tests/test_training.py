@@ -76,6 +76,7 @@ def test_a_run_leaves_all_that_is_needed_to_know_what_happened(whole):
     assert [row["step"] for row in curve(whole) if "eval_n" in row] == [0, 4, 8, 9]
     table = pd.read_parquet(whole / "completions/completions_00005.parquet")
     assert {"step", "group", "prompt", "completion", "correctness_reward", "format_reward", "own_reward", "advantage", "tokens"} <= set(table)
+    assert (table.groupby("group")["data/answer"].nunique() == 1).all() and (table["prompt_tokens"] > 20).all()
     assert len(table) == 8 and table["group"].tolist() == [0] * 4 + [1] * 4 and table["tokens"].max() <= 24
     assert not (whole / ".reserve").exists() and {p.name for p in whole.glob("checkpoint-*")} == {"checkpoint-8", "checkpoint-9"}
 
@@ -87,6 +88,32 @@ def test_the_log_has_what_we_steer_and_measure(whole):
     for row in rows:
         assert 0 <= row["completions/duplicate_share"] < 1
         assert 0 < row["time/generating"] < row["step_time"] and 0 < row["time/scoring"] < row["step_time"]
+
+
+def talkative(prompts, completions, completion_ids, log_extra, log_metric, **columns):
+    print(f"scoring {len(completions)}\x00", "x" * 2 * training.PRINTED)
+    log_extra("words", [str(completion[0]["content"].split()[:2]) for completion in completions])
+    log_extra("advantage", ["not theirs"] * len(completions))
+    log_metric("longest", max(map(len, completion_ids)))
+    return [float(len(ids)) for ids in completion_ids]
+
+
+def test_what_a_reward_prints_and_logs_is_kept_by_step_and_still_shown(tmp_path, capsys):
+    run = training_child.train(training_child.prepare(tmp_path), functions=[talkative], reward_weights=[1.0], max_steps=2, held_out=0)
+    printed = rows_of(run.folder / "printed.jsonl")
+    assert [row["step"] for row in printed] == [1, 2] and printed[0]["text"].startswith("scoring 8\x00 xxx")
+    assert len(printed[0]["text"]) < training.PRINTED + 50 and printed[0]["text"].endswith("characters more")
+    assert capsys.readouterr().out.count("scoring 8") == 2, "kept, and passed on"
+    table = pd.read_parquet(run.folder / "completions/completions_00002.parquet")
+    assert table["words"].str.startswith("[").all() and table["advantage"].dtype == float
+    assert all(row["longest"] == row["completions/max_length"] for row in rows_of(run.folder / "log.jsonl") if "reward" in row)
+
+
+def test_columns_of_the_data_set_are_kept_short_and_as_plain_values():
+    rows = [{"prompt": "p", "answer": 3, "text": "y" * 5000, "tests": [{"in": 1}], "none": None}, {"prompt": "p", "answer": 4}]
+    kept = training.data_columns(rows)
+    assert kept["data/answer"] == [3, 4] and kept["data/tests"] == ['[{"in": 1}]', None] and kept["data/none"] == [None, None]
+    assert len(kept["data/text"][0]) == training.SHORT and "data/prompt" not in kept and training.data_columns([]) == {}
 
 
 def test_an_evaluation_leaves_the_training_completions_and_the_steps_after_it_alone(whole, tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+STOP = "stop"  # a file of this name in a run's folder ends the training after the step
 QUIET = "GRPO_QUIET"  # set in the environment where nobody watches: `make run`, tests
 STARTER_POLICY = ROOT / "data" / "starter-policy"
 WORD_PROBLEMS = ROOT / "data" / "word_problems.jsonl"

@@ -22,6 +22,7 @@ from typing import Any
 
 import pandas as pd
 
+from lab import trackers
 from lab.policy import precision
 from lab.presets import has_tf32, nearest
 
@@ -323,6 +324,12 @@ def around(value: float, step: int) -> str:
     return f"{below} or {below + step}" if below else str(step)
 
 
+@rule(PROBLEMS, "report_to")
+def trackers_are_installed(case: Case) -> Iterator[str]:
+    """Otherwise the trainer raises after the model was loaded."""
+    yield from trackers.not_installed(case.settings.get("report_to"))
+
+
 @rule(PROBLEMS, "num_generations", *BATCH)
 def whole_groups(case: Case) -> Iterator[str]:
     """TRL's own rule, from GRPOConfig.__post_init__; Unsloth on a GPU would change the batch instead of raising."""
@@ -501,6 +508,7 @@ def unusual_temperature(case: Case) -> Iterator[str]:
 FILLED_IN = (
     "output_dir", "steps_per_generation", "generation_batch_size", "accelerator_config", "disable_tqdm",
     "dataloader_pin_memory", "do_eval", "eval_steps", "metric_for_best_model", "greater_is_better", "hub_token",
+    "run_name", "project", "trackio_static_space_id",  # for the trackers
 )  # fmt: skip
 CHANGED = "changed by the trainer or Unsloth"
 ABSENT = "(dropped)"

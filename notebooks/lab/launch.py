@@ -16,9 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lab.files import ROOT, output_folder, relative, write_text
-
-STOP = "stop"  # see lab.training, which is not imported here: it would take seconds
+from lab.files import ROOT, STOP, output_folder, relative, write_text
 
 CONFIGS = ROOT / "notebooks" / "lab" / "configs"
 SHARDED = ("fsdp", "zero3")

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
-
 from lab.chosen_rewards import (
     IMPORTED,
     LIBRARY,
@@ -29,6 +27,7 @@ from lab.chosen_rewards import (
 )
 from lab.files import read_json, write_text
 from lab.reward_edits import told
+from lab.steering import Part, generates_next
 
 CHECK = (
     "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); "
@@ -57,7 +56,7 @@ def kept_sources(run: Path, state: dict[str, Any] | None = None) -> dict[str, st
     return found
 
 
-class LiveRewards(TrainerCallback):
+class LiveRewards(Part):
     """Lets `my_rewards.py` and the library `rewards.py` be edited while GRPO trains with them.
 
     Before a batch is generated the files are looked at. What was saved since is read as a whole; for each chosen
@@ -113,10 +112,9 @@ class LiveRewards(TrainerCallback):
         self.places = {name: self.loaded.place(function) for name, function in functions.items()}
         self.versions = dict.fromkeys(functions, 1)
         trainer.reward_funcs = list(trainer.reward_funcs)  # TRL keeps the caller's list: that one stays as it is
-        self.trainer, self._calculate = trainer, trainer._calculate_rewards
+        self._calculate = trainer._calculate_rewards
         trainer._calculate_rewards = self._calculate_and_keep
-        trainer.add_callback(self)
-        return self
+        return super().attach(trainer)
 
     def _calculate_and_keep(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
         """TRL's own, which also leaves here what it was called with; evaluation is not what an edit is checked on."""
@@ -137,7 +135,7 @@ class LiveRewards(TrainerCallback):
             self._keep(self.loaded.sources)
 
     def on_step_begin(self, args, state, control, **kwargs) -> None:
-        if self.trainer._step % (args.steps_per_generation * self.trainer.num_iterations):
+        if not generates_next(self.trainer):
             return  # this step goes on with completions that were scored before
         decision = self._look() if self._first else None
         if self.trainer.accelerator.num_processes > 1:

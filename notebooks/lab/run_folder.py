@@ -4,9 +4,10 @@
 |---|---|
 | `run.json` | status and reason, settings as requested and as effective, versions, seeds, data, rewards, attempts |
 | `log.jsonl` | a row a step as TRL logs it, and a row a held-out evaluation |
-| `events.jsonl` | what changed or was noticed, and when: rewards, stages, warnings, stops, resumptions |
+| `events.jsonl` | what changed or was noticed, and when: edited rewards, warnings, stops, resumptions |
 | `completions/` | a Parquet file a step: every completion with its scores and advantage |
 | `held_out/` | a Parquet file an evaluation |
+| `printed.jsonl` | what rewards printed, a row a step |
 | `rewards/` | the reward sources, version by version |
 | `checkpoint-N/` | the last two; only one with `complete.json`, which is written last, is trusted |
 | `discarded/` | rows and completions of steps that a resumed run took again |
@@ -191,7 +192,7 @@ def rewind(folder: Path, step: int) -> int:
         if path.suffix == ".tmp" or step_of(path) > step:
             (place / path.parent.name).mkdir(parents=True, exist_ok=True)
             path.rename(place / path.parent.name / path.name)
-    for path in (folder / "log.jsonl", folder / "events.jsonl"):
+    for path in (folder / "log.jsonl", folder / "events.jsonl", folder / "printed.jsonl"):
         kept, gone = [], []
         for line, row in _lines(path) if path.exists() else ():
             (kept if row.get("step", 0) <= step else gone).append(line)

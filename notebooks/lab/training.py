@@ -1,14 +1,17 @@
-"""What runs beside GRPOTrainer: the run's record, the checks, the health monitor, held-out answers, and the live view."""
+"""What runs beside GRPOTrainer: the run's record, the checks, the health monitor, held-out answers."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import io
+import json
 import os
 import platform
 import random
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,14 +23,15 @@ import pandas as pd
 from transformers import PrinterCallback
 
 from lab import health, run_folder
-from lab.files import read_json, relative, write_json
+from lab.files import STOP, read_json, relative, write_json
 from lab.run_folder import COMPLETE, append, rows_of, write_table
 from lab.steering import Part, generates_next, metric
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "unsloth", "unsloth_zoo", "vllm")
-STOP = "stop"  # a file of this name in the run's folder ends the training after the step
 ANEW = "These steps are worth nothing and were not saved; other settings, or RESUME = False, begin a new run."
 RESERVE = 256 * 1024  # bytes held back for the last words of a run whose disk is full
+PRINTED = 20_000  # characters of what rewards print in a step are kept
+SHORT = 1000  # characters of a data set's column are kept beside each completion
 LITTLE_DISK = 20_000_000  # bytes: below it a failed write is blamed on the disk
 Row = dict[str, Any]
 
@@ -98,13 +102,15 @@ class Run(Part):
         self.parts: list[Part] = []
         self.reason: str | None = None
         self.in_optimizer, self.between_batches = False, True
+        self.printed, self.prompt_tokens = Printed(), []
         self._room(LITTLE_DISK)
         with one_process_first() as first:
             path = run_folder.open_folder(folder, about, resume) if first else run_folder.last_checkpoint(folder)
         self.path = path
-        with contextlib.suppress(OSError):  # a disk that is full already is told of in `attach`
+        with contextlib.suppress(OSError):  # a disk that has filled since `_room` looked is told of in `attach`
             (folder / ".reserve").write_bytes(b"\0" * RESERVE)
         self.record = read_json(folder / "run.json", run_folder.MADE_BY) if path else {}
+        self.name = self.record.get("name") or time.strftime("grpo-%Y%m%d-%H%M%S")
         self.attempts = [{**a, "status": "killed" if a["status"] == "training" else a["status"]} for a in self.record.get("attempts", [])]
         self.started = time.time()
 
@@ -137,7 +143,7 @@ class Run(Part):
 
     # ---- writing
 
-    def write(self, status: str, **more: Any) -> None:
+    def write(self, status: str) -> None:
         if not self.main:
             return
         now = {"from_step": self.start, "to_step": self.trainer.state.global_step, "seconds": round(time.time() - self.started, 1),
@@ -145,9 +151,9 @@ class Run(Part):
         seconds = round(sum(attempt["seconds"] for attempt in self.attempts) + now["seconds"], 1)
         process = {**run_folder.this_process(), "processes": self.trainer.accelerator.num_processes}
         self.record = {
-            "status": status, "reason": self.reason, "steps": self.trainer.state.global_step, "seconds": seconds, **self.about,
-            "effective": effective(self.trainer.args), "versions": versions(), "process": process,
-            "attempts": [*self.attempts, now], **more,
+            "status": status, "reason": self.reason, "steps": self.trainer.state.global_step, "seconds": seconds, "name": self.name,
+            **self.about, "effective": effective(self.trainer.args), "versions": versions(), "process": process,
+            "attempts": [*self.attempts, now],
         }  # fmt: skip
         write_json(self.folder / "run.json", self.record)
 
@@ -224,6 +230,8 @@ class Run(Part):
             return
         if "reward" in (logs or {}):
             write_table(self.completions(), self.folder / "completions" / f"completions_{state.global_step:05d}.parquet")
+            if text := self.printed.taken():
+                append(self.folder / "printed.jsonl", {"step": state.global_step, "text": text})
         append(self.folder / "log.jsonl", {"step": state.global_step, **(logs or {})})
 
     def on_save(self, args, state, control, **kwargs) -> None:
@@ -240,18 +248,21 @@ class Run(Part):
         return [texts[i : i + size] for i in range(0, len(texts), size)]
 
     def completions(self) -> pd.DataFrame:
-        """The step's completions in TRL's form (step, prompt, completion, a column a reward, advantage) and their group."""
+        """The step's completions in TRL's form (step, prompt, completion, a column a reward, advantage), their group,
+        length in tokens, the data set's columns as `data/…`, and what rewards gave to `log_extra`."""
         kept = self.trainer._logs  # filled by TRL at every step, log_completions or not
         scores = {name: kept["rewards"][name] for name in self.trainer.reward_func_names}
         table = {"prompt": kept["prompt"], "completion": kept["completion"], **scores, "advantage": kept["advantages"]}
-        table |= {name: values for name, values in kept["extra"].items() if len(values) == len(kept["prompt"])}  # from log_extra
+        extras = {name: values for name, values in kept["extra"].items() if len(values) == len(kept["prompt"])}
+        table = {**extras, **table}  # a reward that logs a column called like one of ours does not replace it
         frame = pd.DataFrame({name: list(values) for name, values in table.items()})
         frame.insert(0, "step", self.trainer.state.global_step)
         frame.insert(1, "group", np.arange(len(frame)) // self.trainer.num_generations)
         return frame
 
     def _time_the_parts_of_a_step(self) -> None:
-        """Seconds of generating and of scoring as metrics, and each completion's length in tokens as a column."""
+        """Seconds of generating and of scoring as metrics; lengths in tokens and the data set's columns beside each
+        completion; and what rewards print is kept."""
         trainer = self.trainer
         if not (hasattr(trainer, "_generate") and hasattr(trainer, "_calculate_rewards")):
             return  # another version's trainer: the run is recorded without these
@@ -261,13 +272,17 @@ class Run(Part):
             began = time.perf_counter()
             made = generate(prompts)
             self._metric("time/generating", time.perf_counter() - began)
+            self.prompt_tokens = [len(ids) for ids in made[0]]
             return made
 
         def timed_score(inputs: Any, prompts: Any, completions: Any, completion_ids: Sequence) -> Any:
             began = time.perf_counter()
-            scores = score(inputs, prompts, completions, completion_ids)
+            with self.printed.listening():
+                scores = score(inputs, prompts, completions, completion_ids)
             self._metric("time/scoring", time.perf_counter() - began)
-            trainer._log_completion_extra("tokens", [len(ids) for ids in completion_ids])
+            beside = {"tokens": [len(ids) for ids in completion_ids], "prompt_tokens": self.prompt_tokens}
+            for name, values in {**beside, **data_columns(inputs)}.items():
+                trainer._log_completion_extra(name, values)
             return scores
 
         trainer._generate, trainer._calculate_rewards = timed_generate, timed_score
@@ -413,6 +428,46 @@ def one_process_first() -> Iterator[bool]:
     state = PartialState()
     with state.main_process_first():
         yield state.is_main_process
+
+
+class Printed(io.TextIOBase):
+    """Keeps the beginning of what is printed, and passes all of it on."""
+
+    def __init__(self) -> None:
+        self.kept, self.left_out, self.out = "", 0, sys.stdout
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        self.out = sys.stdout  # a notebook's own, another one in every cell
+        with contextlib.redirect_stdout(self):
+            yield
+
+    def write(self, text: str) -> int:
+        room = PRINTED - len(self.kept)
+        self.kept, self.left_out = self.kept + text[:room], self.left_out + len(text[room:])
+        return self.out.write(text)
+
+    def flush(self) -> None:
+        self.out.flush()
+
+    def taken(self) -> str:
+        """What was kept since the last call."""
+        text = self.kept + (f"\n… and {self.left_out:,} characters more" if self.left_out else "")
+        self.kept, self.left_out = "", 0
+        return text
+
+
+def data_columns(rows: Sequence[Row]) -> dict[str, list]:
+    """The data set's columns of a batch as `data/…`, without the prompt; what is no number or short text as short JSON."""
+    names = [name for name in rows[0] if name != "prompt"] if rows else []
+    return {f"data/{name}": [short(row.get(name)) for row in rows] for name in names}
+
+
+def short(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= SHORT else text[: SHORT - 1] + "…"
 
 
 def duplicate_share(groups: Sequence[Sequence[str]]) -> float:
