@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 export PYTHONPATH := $(CURDIR):$(CURDIR)/notebooks
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help run run-all train test bench bench-training recipes lab data starter-policy clean
+.PHONY: help run run-all train test bench bench-training bench-browser recipes sample-run lab data starter-policy clean
 .DEFAULT_GOAL := help
 
 help:  ## say what there is
@@ -36,8 +36,14 @@ bench: $(VENV)/.ready  ## measure the rewards and the sandbox beside what they r
 bench-training: $(VENV)/.ready  ## measure training: a step beside bare TRL, time to 0.85 correct (about 25 minutes)
 	@$(PY) tests/benchmarks/training_bench.py
 
+bench-browser: $(VENV)/.ready  ## measure the completions page: a million rows asked, 20,000 opened and filtered (about four minutes)
+	@$(PY) tests/benchmarks/browser_bench.py
+
 recipes: $(VENV)/.ready  ## train the grid of notebook 07 again (about 40 minutes on two cores)
 	@OMP_NUM_THREADS=1 $(PY) -m lab.recipes --workers 2
+
+sample-run: $(VENV)/.ready  ## record data/sample-run again, which notebook 04 shows to who has not trained (about six minutes)
+	@$(PY) -m lab.sample_run
 
 lab: $(VENV)/.ready  ## open the notebooks in JupyterLab
 	@$(VENV)/bin/jupyter lab notebooks

@@ -331,6 +331,14 @@ def test_entropy_is_compared_anew_when_the_temperature_was_changed():
     assert "since the temperature was changed at step 31" in findings(log.iloc[:40])["entropy_collapse"].message
 
 
+def test_a_temperature_that_falls_a_little_at_every_step_does_not_silence_the_rules_of_entropy():
+    log = flat(steps=80)
+    log["temperature"] = np.linspace(1.0, 0.7, 80)
+    assert findings(log)["entropy_collapse"].verdict == "ok", "the last steps were sampled at about one temperature"
+    log.loc[66:, "entropy"] = 0.001
+    assert findings(log)["entropy_collapse"].verdict == "warn"
+
+
 def test_entropy_that_rises_into_noise_is_found():
     log = flat()
     log.loc[30:, "entropy"] = 3.0
@@ -396,6 +404,53 @@ def test_a_reward_that_is_gamed_while_correctness_falls_is_critical(seed):
     assert seen == {"reward_up_correctness_down", "format_without_correctness"}  # relatives: both name a hack
     assert trouble(log)["reward_up_correctness_down"] == "critical"
     assert 56 <= first_seen(log, "reward_up_correctness_down") <= 72
+
+
+# --------------------------------------------------------------------------- each rule and its sickness
+
+
+def from_step(log, step, **values):
+    """The log with other values from a step on; keys are columns, those of completions without their first part."""
+    for name, value in values.items():
+        log.loc[step - 1 :, name if name in log else f"completions/{name}"] = value
+    return log
+
+
+def gamed():
+    """The total rises while correctness falls."""
+    log, fall = still(run(0, 100, right=(0.2, 0.7), form=(0.3, 0.8))), np.clip((np.arange(100) - 50) / 20, 0, 1)
+    return log.assign(**{CORRECT: log[CORRECT] * (1 - 0.8 * fall), "reward": log["reward"] + 0.6 * fall})
+
+
+SICK = {  # rule -> a run that has what it looks for
+    "not_a_number": lambda: from_step(run(), 80, loss=np.nan),
+    "nothing_scored": lambda: from_step(run(), 31, **{CORRECT: np.nan}),
+    "kl_high": lambda: from_step(run(), 51, kl=8.0),
+    "kl_jump": lambda: from_step(run(steps=53).assign(kl=0.02), 51, kl=0.4),
+    "grad_norm_spike": lambda: from_step(run(steps=45), 41, grad_norm=5.0),
+    "groups_without_spread": lambda: from_step(flat(), 31, frac_reward_zero_std=1.0),
+    "reward_collapse": lambda: from_step(flat(), 31, reward_std=0.0),
+    "duplicates": lambda: from_step(flat(), 1, duplicate_share=0.7),
+    "entropy_collapse": lambda: from_step(flat(), 31, entropy=0.01),
+    "entropy_rise": lambda: from_step(flat(), 31, entropy=3.0),
+    "clipped": lambda: from_step(run(), 31, clipped_ratio=0.9),
+    "length_growth": lambda: flat().assign(**{"completions/mean_length": np.linspace(30, 80, 80)}),
+    "format_without_correctness": lambda: run(0, 80, rise(80, 15, 4), right=(0.05, 0.05), form=(0.2, 0.9)),
+    "reward_up_correctness_down": gamed,
+    "reward_dropped": lambda: flat().assign(reward=np.r_[np.linspace(0.2, 2.0, 50), np.full(30, 0.1)]),
+    "no_movement": lambda: flat().assign(reward=1.0),
+}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_each_rule_finds_its_sickness_and_its_line_says_value_threshold_verdict_and_advice(name):
+    found = diagnose(SICK[name]())
+    line = table(found).set_index("rule").loc[name]
+    rule = BY_NAME[name]
+    assert line["verdict"] == ("critical" if rule.severity == "stop" else "warn"), line.to_dict()
+    assert line["threshold"] == f"{rule.sense} {rule.threshold:g}" and np.isfinite(float(line["value"]))
+    assert line["advice"].endswith(rule.advice) and int(line["since step"]) >= 1
+    assert name not in trouble(run()), "a healthy run has it too"
 
 
 # --------------------------------------------------------------------------- logs as they come

@@ -1,4 +1,4 @@
-"""The small modules that the notebooks call: files, chosen rewards, evaluation, plots, the run's record."""
+"""The small modules that the notebooks call: files, chosen rewards, evaluation, the run's record."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pandas as pd
 import pytest
-from lab import chosen_rewards, evaluate, export, files, plots
+from lab import chosen_rewards, evaluate, export, files
 from lab.policy import Sampled, fold_system
 
 from rewards import FORMAT, correctness_reward, format_reward
@@ -160,55 +160,6 @@ def test_group_scores_are_in_the_order_of_the_samples_with_each_rows_columns():
     table = evaluate.score_groups([correctness_reward, format_reward], rows, groups)
     assert table["correctness_reward"].tolist() == [1, 0, 0, 1] and table["group"].tolist() == [0, 0, 1, 1]
     assert evaluate.total_reward(table, {"correctness_reward": 2.0, "format_reward": 1.0}).tolist() == [2, 0, 0, 2]
-
-
-# --------------------------------------------------------------------------- plots
-
-
-def log_rows(n=20, **more):
-    return [
-        {"step": i, "reward": i / n, "reward_std": 0.3, "frac_reward_zero_std": 0.1, "rewards/format_reward/mean": i / n,
-         "completions/mean_length": 30 + i, "entropy": 0.5, "kl": 0.01 * i, **more} for i in range(1, n + 1)
-    ]  # fmt: skip
-
-
-def write_log(run, rows, tail=""):
-    run.mkdir(exist_ok=True)
-    (run / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + tail)
-
-
-def test_a_half_written_log_is_read_up_to_there_and_evaluations_are_left_out(tmp_path):
-    write_log(tmp_path / "run", [*log_rows(), {"step": 20, "eval_reward": 9}], tail='{"step": 21, "rew')
-    log = plots.read_log(tmp_path / "run")
-    assert log["step"].tolist() == list(range(1, 21)) and plots.reward_names(log) == ["format_reward"]
-
-
-def test_a_run_without_steps_or_files_says_so(tmp_path):
-    with pytest.raises(FileNotFoundError, match="03_train_grpo"):
-        plots.read_log(tmp_path)
-    write_log(tmp_path, [])
-    with pytest.raises(ValueError, match="no training step yet"):
-        plots.read_log(tmp_path)
-
-
-@pytest.mark.parametrize("name", plots.PANELS)
-def test_each_panel_draws_the_points_of_the_log_with_titles_and_units(tmp_path, name):
-    write_log(tmp_path, log_rows())
-    (axes,) = plots.one_panel(name, plots.read_log(tmp_path)).axes
-    assert axes.get_title(loc="left") and axes.get_xlabel() == "training step" and axes.get_ylabel()
-    assert all(len(line.get_xdata()) == 20 for line in axes.lines)
-
-
-def test_a_run_without_kl_says_so_instead_of_drawing_nothing(tmp_path):
-    write_log(tmp_path, [{k: v for k, v in row.items() if k != "kl"} for row in log_rows()])
-    (axes,) = plots.one_panel("kl", plots.read_log(tmp_path)).axes
-    assert "beta is 0" in axes.get_title(loc="left") and "not logged" in axes.texts[0].get_text()
-
-
-def test_a_log_of_one_step_can_be_drawn(tmp_path):
-    write_log(tmp_path, log_rows(1))
-    plots.save(plots.training_figure(plots.read_log(tmp_path)), tmp_path / "a.png")
-    assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
 # --------------------------------------------------------------------------- run folder and chat

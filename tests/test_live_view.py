@@ -20,7 +20,7 @@ def view(tmp_path, monkeypatch):
     monkeypatch.delenv(QUIET, raising=False)
     monkeypatch.setattr(live_view, "in_notebook", lambda: True)
     table = pd.DataFrame({"group": [0, 0], "prompt": "p", "completion": ["<script>alert(1)</script>", "b"], "format_reward": [1.0, None], "advantage": [1.0, -1.0]})
-    run = SimpleNamespace(folder=tmp_path, main=True, completions=lambda: table)
+    run = SimpleNamespace(folder=tmp_path, main=True, record={}, completions=lambda: table)
     view = LiveView(run, SimpleNamespace(sick=lambda: [ILL]), show_every=2)
     view.trainer, view.shown = SimpleNamespace(reward_func_names=["format_reward"]), []
     monkeypatch.setattr(view, "_show", lambda name, what: view.shown.append((name, getattr(what, "data", what))))

@@ -7,7 +7,7 @@ import shutil
 import nbformat
 import pandas as pd
 import pytest
-from lab import evaluate, launch, run
+from lab import browser, evaluate, health, launch, plots, run
 from lab.files import ROOT
 from lab.run import EVERY, ROAD, NotebookError
 
@@ -231,11 +231,28 @@ def test_the_recorded_scores_advantages_and_log_agree(road):
 def test_04_drew_every_figure(road):
     from PIL import Image
 
-    names = {path.stem for path in (road / "figures").glob("*.png")}
-    assert {"training", "total_reward", "each_reward", "signal", "kl", "length", "entropy"} <= names
+    names = {path.stem for path in (road / "figures").glob("*.svg")}
+    assert {"training", "compared", *plots.PANELS} <= names == {path.stem for path in (road / "figures").glob("*.png")} & names
     for path in (road / "figures").glob("*.png"):
         picture = Image.open(path)
         assert min(picture.size) > 300 and len(set(picture.convert("L").resize((64, 64)).getdata())) > 10, path
+
+
+def test_04_wrote_the_verdict_of_every_rule_and_a_page_with_every_completion(road):
+    diagnosis = read(road / "diagnosis.json")
+    assert {finding["rule"] for finding in diagnosis["findings"]} == {rule.name for rule in health.RULES}
+    payload = browser.unpacked((road / "completions.html").read_text(encoding="utf-8"))
+    written = [text for path in sorted((road / "run/completions").glob("*.parquet")) for text in pd.read_parquet(path)["completion"]]
+    assert sorted(payload["completions"]["text"]) == sorted(written) and {"answer", "template"} <= set(payload["data_columns"])
+    shown = [output.get("data", {}).get("text/html", "") for cell in code_cells(road / "executed/04_plot_training.ipynb") for output in cell.outputs]
+    assert any("<iframe" in html for html in shown), "the page stands in the notebook too"
+
+
+def test_04_shows_the_recorded_run_to_who_has_not_trained(tmp_path):
+    run.run(("04_plot_training",), tmp_path)
+    text = (tmp_path / "executed/04_plot_training.ipynb").read_text()
+    assert "You have not trained yet" in text and read(tmp_path / "diagnosis.json")["steps"] == 80
+    assert (tmp_path / "figures/training.svg").exists() and (tmp_path / "completions.html").exists()
 
 
 def test_05_merged_what_was_trained_into_a_plain_16_bit_model(road):
@@ -293,7 +310,7 @@ def test_the_evidence_names_everything_a_person_wants_to_know(road):
 
 @pytest.mark.parametrize(
     "name, made_by",
-    [("02_design_rewards", "01_prepare_data"), ("04_plot_training", "03_train_grpo"), ("05_merge_and_export", "03_train_grpo")],
+    [("02_design_rewards", "01_prepare_data"), ("03_train_grpo", "01_prepare_data"), ("05_merge_and_export", "03_train_grpo")],
 )
 def test_a_notebook_without_its_input_names_the_one_that_makes_it(tmp_path, name, made_by):
     with pytest.raises(NotebookError, match=rf"{name} stopped in cell \d+ with \w+: .*run notebook {made_by} first"):

@@ -39,6 +39,7 @@ def make_run(folder, steps=5, at=(2, 4), status="failed", **changes):
         write_table(pd.DataFrame({"step": [step]}), folder / f"completions/completions_{step:05d}.parquet")
         append(folder / "log.jsonl", {"step": step, "reward": step / 10})
         append(folder / "events.jsonl", {"step": step, "kind": "health"})
+        append(folder / "printed.jsonl", {"step": step, "text": "scoring"})
     write_table(pd.DataFrame({"step": [steps]}), folder / f"held_out/held_out_{steps:05d}.parquet")
     for step in at:
         checkpoint(folder, step)
@@ -90,7 +91,7 @@ def test_rewinding_keeps_what_counts_and_loses_nothing_of_the_rest(tmp_path):
     (run / "checkpoint-6/weights").write_bytes(b"half")
     assert rewind(run, 4) == 1
     assert steps_in(run) == [1, 2, 3, 4] and len(list(run.glob("completions/*"))) == 4 and not list(run.glob("held_out/*"))
-    assert [row["step"] for row in rows_of(run / "events.jsonl")] == [1, 2, 3, 4]
+    assert [[row["step"] for row in rows_of(run / name)] for name in ("events.jsonl", "printed.jsonl")] == [[1, 2, 3, 4]] * 2
     (gone,) = (run / "discarded").iterdir()
     assert steps_in(gone) == [5] and {p.name for p in gone.glob("*/*")} == {
         "completions_00005.parquet", "completions_00006.tmp", "held_out_00005.parquet"

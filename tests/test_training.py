@@ -203,6 +203,7 @@ def test_ctrl_c_ends_the_run_after_the_step_and_it_goes_on_without_a_seam(whole,
     child.join()
     record = json.loads((folder / "run/run.json").read_text())
     assert [(a["from_step"], a["to_step"], a["status"]) for a in record["attempts"]] == [(0, 4, "stopped"), (4, 9, "finished")]
+    assert record["name"] == stopped.record["name"], "the trackers go on with the run of that name"
     same_run(whole, folder / "run")
 
 

@@ -167,7 +167,10 @@ def save_choice(folder: Path, weights: dict[str, float]) -> dict:
         raise ValueError("Every weight is 0: give at least one reward a weight.")
     record = {
         "rewards": [
-            {"name": name, "weight": weight, "range": [known[name].low, known[name].high], "columns": known[name].columns}
+            {
+                "name": name, "weight": weight, "range": [known[name].low, known[name].high], "columns": known[name].columns,
+                "decides": bool(known[name].claims_correctness),
+            }
             for name, weight in chosen.items()
         ],
         "source_sha256": source_hash(folder),

@@ -15,6 +15,7 @@ STOP = "stop"  # a file of this name in a run's folder ends the training after t
 QUIET = "GRPO_QUIET"  # set in the environment where nobody watches: `make run`, tests
 STARTER_POLICY = ROOT / "data" / "starter-policy"
 WORD_PROBLEMS = ROOT / "data" / "word_problems.jsonl"
+SAMPLE_RUN = ROOT / "data" / "sample-run"
 
 
 class MissingInputError(FileNotFoundError):

@@ -39,6 +39,7 @@ SOLVED = 0.95  # as in the preflight: two of three groups of 8 are then all righ
 NEARLY = 0.90  # at least this, where SOLVED is only reached within two standard errors
 HIGH = 0.80  # four of five right: short, sure and alike completions are then what training was for
 FLAT = 0.03  # a rise of correctness below it is one standard error of a difference of two windows of 64 completions
+ABOUT = 0.1  # of a temperature: one that falls by less, step by step, leaves levels comparable
 SAME = 1e-9  # differences below it are rounding
 
 SPREAD_WARN = 0.80  # four of five groups teach nothing: a step costs five times its worth
@@ -205,7 +206,7 @@ def read(log: pd.DataFrame, correctness: Sequence[str], format_names: Sequence[s
         if (is_one_of(name, format_names) if format_names is not None else not is_one_of(name, correctness))
     }
     steps = series.get("step", np.arange(1.0, kept.sum() + 1))
-    changed = {"reward": edited, "temperature": last_change(series.get("temperature"))}
+    changed = {"reward": edited, "temperature": settled(series.get("temperature"))}
     return Run(steps, series, bad, average(right), others, changed)
 
 
@@ -252,13 +253,14 @@ def join_versions(series: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray],
     return joined, edited
 
 
-def last_change(values: np.ndarray | None) -> int:
-    """The row from which on a setting has its last value; 0 if it never changed."""
+def settled(values: np.ndarray | None) -> int:
+    """The row from which on a setting is about what it is at the end; 0 if it always was."""
     if values is None or not np.isfinite(values).any():
         return 0
     known = np.flatnonzero(np.isfinite(values))
-    changes = np.flatnonzero(np.abs(np.diff(values[known])) > SAME)
-    return int(known[changes[-1] + 1]) if changes.size else 0
+    last = values[known[-1]]
+    other = np.flatnonzero(np.abs(values[known] - last) > ABOUT * abs(last))
+    return int(known[other[-1] + 1]) if other.size else 0
 
 
 def average(columns: list[np.ndarray]) -> np.ndarray | None:

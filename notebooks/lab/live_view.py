@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab import health, plots
+from lab import health, plots, runs
 from lab.files import QUIET
 from lab.run_folder import rows_of
 from lab.steering import Part
@@ -125,10 +125,10 @@ class LiveView(Part):
         from matplotlib import pyplot
 
         began = time.monotonic()
-        rows = [row for row in self.rows if "reward" in row]
-        if not rows:
+        record = runs.from_rows(self.rows, rows_of(self.run.folder / "events.jsonl"), self.run.record)
+        if record.log.empty:
             return
-        figure = plots.live_figure(pd.DataFrame(rows), held_out=[row for row in self.rows if "eval_n" in row])
+        figure = plots.live_figure(record)
         self._show("figure", figure)
         pyplot.close(figure)
         sick = self.monitor.sick() if self.monitor else []

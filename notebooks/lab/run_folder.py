@@ -45,7 +45,7 @@ def rows_of(path: Path) -> list[Row]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Row]]:
-    for line in path.read_text(encoding="utf-8").split("\n"):  # not splitlines, which cuts at U+2028 too
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):  # not splitlines, which cuts at U+2028 too
         try:
             row = json.loads(line)
         except json.JSONDecodeError:

@@ -64,11 +64,6 @@ def processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def evaluations(folder: Path) -> list[Row]:
-    """The held-out evaluations in a run's log, in the order of their steps."""
-    return [row for row in rows_of(folder / "log.jsonl") if "eval_n" in row]
-
-
 def random_states() -> Row:
     """The state of every random generator that training draws from, as the trainer saves it."""
     import torch
@@ -603,7 +598,7 @@ class HeldOut(Part):
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
 
     def on_train_begin(self, args, state, control, **kwargs) -> None:
-        there = {row["step"] for row in evaluations(self.run.folder)}
+        there = {row["step"] for row in rows_of(self.run.folder / "log.jsonl") if "eval_n" in row}
         if state.global_step == 0 or (self._due(state) and state.global_step not in there):
             self._evaluate(args, state, control)  # the first one, or one that an error in it had prevented
 

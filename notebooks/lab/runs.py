@@ -1,0 +1,482 @@
+"""Reading a run: its log, its held-out evaluations, what happened in it and its completions, in one form for every reader.
+
+Two kinds of folder are read: a run of notebook 03 (`lab.run_folder` lists its files), and the output directory of any
+TRL trainer, of which `trainer_state.json` and `completions/` are used. A run may still be training, or may have died in
+the middle of a write: what is half-written is left out, and `Record.notes` says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet
+
+from lab import health
+from lab.files import MissingInputError, relative
+from lab.run_folder import FREE_AT_RESUME, MADE_BY, how_it_stands, step_of
+
+STATE = "trainer_state.json"  # where transformers' Trainer keeps its log
+LOGGED = {  # by TRL, transformers and this project; what else stands in a log, a reward has put there with log_metric
+    "step", "epoch", "loss", "grad_norm", "learning_rate", "reward", "reward_std", "frac_reward_zero_std", "entropy", "kl",
+    "num_tokens", "step_time", "temperature", "time/generating", "time/scoring", "completions/clipped_ratio",
+    "completions/duplicate_share", "aux_loss", "policy_loss", "entropy_coef", "cispo_clip_ratio", "clip_ratio",
+    "completion_length", "num_input_tokens_seen", "train_tokens_per_second", "total_flos",
+    *(f"completions/{which}{kind}_length" for which in ("mean", "min", "max") for kind in ("", "_terminated")),
+}  # fmt: skip
+NAMESPACES = ("clip_ratio/", "sampling/", "tools/", "vespo/", "profiling/", "weight/", "train_")
+OUR_EVALUATION = ("tokens", "seconds")  # of an evaluation's columns, those that are neither its size nor a reward
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run as it was read.
+
+    Args:
+        name: what legends call it.
+        source: "ours" or "trl".
+        about: `run.json`, with the status "killed" where the process is gone; {} without one.
+        log: a row a training step, indexed by step; floats, NaN where nothing (or no number) was logged.
+        evaluations: a row an evaluation: step, n (problems, NaN if unknown), a column a reward and what else was measured.
+        events: `events.jsonl`: step, kind, and more by kind.
+        printed: what the rewards printed: step, text.
+        notes: what was left out and why, in words.
+        completions: the readable Parquet files of training completions, in the order of their steps.
+        given_weights: weights by reward for a run whose record does not have them.
+    """
+
+    folder: Path
+    name: str
+    source: str
+    about: Row
+    log: pd.DataFrame
+    evaluations: pd.DataFrame
+    events: list[Row]
+    printed: list[Row]
+    notes: list[str]
+    completions: list[Path]
+    given_weights: Mapping[str, float] = field(default_factory=dict)
+
+    def reward_names(self) -> list[str]:
+        """The rewards' metric names, an edited reward's versions apart: format_reward, format_reward_v2."""
+        return [column[len("rewards/") : -len("/mean")] for column in self.log.columns if health.is_mean(column)]
+
+    def correctness(self) -> tuple[str, ...]:
+        """The rewards that decide what is right: those of which `run.json` says so, else `health.CORRECTNESS`."""
+        return tuple(entry["name"] for entry in recorded_rewards(self.about) if entry.get("decides")) or health.CORRECTNESS
+
+    def weights(self) -> pd.DataFrame:
+        """The weight of each reward at each step, NaN where that version of it was not in use.
+
+        From the log where it says, else from `run.json`, else as given to `read`, else 1.
+        """
+        known = {**recorded_weights(self.about), **self.given_weights}
+        table = {}
+        for name in self.reward_names():
+            if f"weight/{name}" in self.log:
+                table[name] = self.log[f"weight/{name}"]
+            else:
+                weight = known.get(name, known.get(health.family(name)[0], 1.0))
+                table[name] = self._in_use(name).map({True: float(weight), False: np.nan})
+        return pd.DataFrame(table, index=self.log.index, dtype=float)
+
+    def _in_use(self, name: str) -> pd.Series:
+        """Whether a version was the one that scored, by step: from its first score to the next version's."""
+        first = {other: self.log[f"rewards/{other}/mean"].first_valid_index() for other in self.reward_names()}
+        begins, (own, version) = first[name], health.family(name)
+        if begins is None:
+            return pd.Series(False, index=self.log.index)
+        later = [at for other, at in first.items() if at is not None and at > begins and health.family(other)[0] == own]
+        used = pd.Series(self.log.index < min(later, default=np.inf), index=self.log.index)
+        return used & (self.log.index >= (begins if version > 1 else 0))
+
+    def own_metrics(self) -> list[str]:
+        """What the rewards logged with `log_metric`: the columns that neither TRL nor this project writes."""
+        ours = [name for name in self.log.columns if name not in LOGGED and not name.startswith(("rewards/", *NAMESPACES))]
+        return [name for name in ours if self.log[name].notna().any()]
+
+
+def recorded_weights(about: Row) -> dict[str, float]:
+    """The weights that a run began with, by reward, from its `run.json`."""
+    found = {entry["name"]: as_number(entry.get("weight")) for entry in recorded_rewards(about)}
+    return {name: weight for name, weight in found.items() if math.isfinite(weight)}
+
+
+def recorded_rewards(about: Row) -> list[Row]:
+    """The rewards that a run began with: name, weight, range, columns, and whether it decides what is right."""
+    found = about.get("rewards")
+    entries = found.get("rewards") if isinstance(found, dict) else None
+    return [entry for entry in entries or () if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
+
+
+# --------------------------------------------------------------------------- reading
+
+
+def read(
+    folder: Path | str, name: str | None = None, weights: Mapping[str, float] | None = None, need_steps: bool = True
+) -> Record:
+    """The run in a folder, of this project or of any TRL trainer, as far as it has come.
+
+    Args:
+        name: what legends call it; the folder's name if None.
+        weights: by reward, for a folder that does not keep them (a plain TRL one): without, all count as 1.
+        need_steps: refuse a run without a training step; otherwise its log is empty.
+
+    Raises MissingInputError for a folder that is no run, and ValueError where no step is there yet.
+    """
+    folder, notes = Path(folder), []
+    ours = (folder / "log.jsonl").exists() or (folder / "run.json").exists()
+    if ours:
+        about, rows = read_about(folder, notes), read_rows(folder / "log.jsonl", notes)
+    else:
+        about, rows = {}, read_history(folder, notes)
+    if rows is None:
+        raise MissingInputError(not_a_run(folder))
+    log, evaluations = split(rows, notes)
+    if log.empty and need_steps:
+        raise ValueError(no_steps(folder, ours, about))
+    record = Record(
+        folder, name or folder.resolve().name, "ours" if ours else "trl", about, log, evaluations,
+        read_rows(folder / "events.jsonl", notes), read_rows(folder / "printed.jsonl", notes), notes,
+        readable_completions(folder, notes), dict(weights or {}),
+    )  # fmt: skip
+    if unknown := [one for one in record.given_weights if len(log) and one not in record.reward_names()]:
+        raise ValueError(f"There is no reward {unknown[0]!r} in {folder}: its rewards are {', '.join(record.reward_names())}.")
+    return record
+
+
+def from_rows(rows: Iterable[Row], events: Iterable[Row] = (), about: Row | None = None, name: str = "run") -> Record:
+    """A record of rows as they are in `log.jsonl`, without a folder."""
+    notes: list[str] = []
+    log, evaluations = split(rows, notes)
+    return Record(Path(), name, "ours", about or {}, log, evaluations, list(events), [], notes, [])
+
+
+def not_a_run(folder: Path) -> str:
+    if not folder.exists():
+        return f"{folder} is not there: run notebook {MADE_BY} first, it makes it."
+    inside = [path.parent for path in sorted(folder.glob("*/log.jsonl"))]
+    hint = f"There is a run in {inside[0]}." if inside else f"Notebook {MADE_BY} makes a run, in outputs/run."
+    return f"{folder} is no run: it has neither log.jsonl, nor {STATE}, nor checkpoint-N/{STATE}, nor completions/. {hint}"
+
+
+def no_steps(folder: Path, ours: bool, about: Row) -> str:
+    if not ours:
+        return (
+            f"{folder} has no readable {STATE} with a training step, in it or in a checkpoint: the trainer writes one with each "
+            "checkpoint (save_steps) and by trainer.save_state(). Wait for the first, or give a folder that has one."
+        )
+    stands = ": ".join(str(about[key]) for key in ("status", "reason") if about.get(key))
+    return f"{folder / 'log.jsonl'} has no training step yet{f' ({stands})' * bool(stands)}: let {MADE_BY} run for a few steps."
+
+
+def read_about(folder: Path, notes: list[str]) -> Row:
+    try:
+        return how_it_stands(folder)
+    except FileNotFoundError:
+        notes.append("run.json is missing: settings, weights and status are not known")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        notes.append("run.json is damaged: settings, weights and status are not known")
+    return {}
+
+
+def read_rows(path: Path, notes: list[str]) -> list[Row]:
+    """The rows of a JSONL file, none for a missing one; notes how many lines could not be read."""
+    rows, lost = [], 0
+    try:
+        with path.open("rb") as lines:  # bytes: a line may be cut within a character
+            for line in filter(bytes.strip, lines):
+                row = row_in(line)
+                rows += [row] if row is not None else []
+                lost += row is None
+    except FileNotFoundError:
+        return []
+    if lost:
+        notes.append(f"{lost} half-written line{'s' * (lost > 1)} of {path.name} left out")
+    return rows
+
+
+def row_in(line: bytes) -> Row | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def read_history(folder: Path, notes: list[str]) -> list[Row] | None:
+    """TRL's log: of the folder or of the newest checkpoint, whichever went further; None where there is none."""
+    checkpoints = sorted((p for p in folder.glob("checkpoint-*") if step_of(p) >= 0), key=step_of, reverse=True)
+    found: list[list[Row]] = []
+    for place in (folder, *checkpoints):
+        try:
+            history = json.loads((place / STATE).read_text(encoding="utf-8"))["log_history"]
+            found.append([row for row in history if isinstance(row, dict)])
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, KeyError, TypeError):
+            notes.append(f"{relative(place / STATE)} is damaged and left out")
+            continue
+        if place != folder:
+            break
+    if not found and not notes and not any(folder.glob("completions/completions_*.parquet")):
+        return None
+    return max(found, key=lambda rows: max((step_in(row) or 0 for row in rows), default=0), default=[])
+
+
+def readable_completions(folder: Path, notes: list[str]) -> list[Path]:
+    """The Parquet files of training completions whose footer can be read, in the order of their steps."""
+    files = sorted((p for p in folder.glob("completions/completions_*.parquet") if step_of(p) >= 0), key=step_of)
+    whole = [path for path in files if has_footer(path)]
+    if len(whole) < len(files):
+        lost = len(files) - len(whole)
+        notes.append(f"{lost} half-written file{'s' * (lost > 1)} of completions left out")
+    return whole
+
+
+def has_footer(path: Path) -> bool:
+    try:
+        pyarrow.parquet.read_metadata(path)
+    except (OSError, pyarrow.ArrowException):
+        return False
+    return True
+
+
+# --------------------------------------------------------------------------- rows as tables
+
+
+def split(rows: Iterable[Row], notes: list[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The training steps and the evaluations of a log, of a step that is there twice the last."""
+    steps: dict[int, Row] = {}
+    evaluated: dict[int, Row] = {}
+    again = lost = second = 0
+    for row in rows:
+        step = step_in(row)
+        training = "reward" in row
+        second += not training and "loss" in row
+        evaluation = {name[len("eval_") :]: value for name, value in row.items() if name.startswith("eval_")}
+        if step is None:
+            lost += training or bool(evaluation)
+        elif evaluation:
+            evaluated.setdefault(step, {}).update(evaluation)
+        elif training:
+            again += step in steps
+            steps[step] = row
+    if second:
+        notes.append(f"{second} step{'s' * (second > 1)} that went over a batch once more have no reward and are left out")
+    if lost:
+        notes.append(f"{lost} row{'s' * (lost > 1)} of the log without a step left out")
+    if again:
+        notes.append(f"{again} step{'s' * (again > 1)} logged twice: the last row counts")
+    return as_log(steps), as_evaluations(evaluated)
+
+
+def step_in(row: Row) -> int | None:
+    value = as_number(row.get("step"))
+    return int(value) if math.isfinite(value) and value >= 0 else None
+
+
+def as_number(value: Any) -> float:
+    """The value as a float; NaN for what is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def numeric(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with every column as floats, NaN for what is no number."""
+    columns = {name: values if values.dtype.kind in "fiub" else values.map(as_number) for name, values in table.items()}
+    return pd.DataFrame(columns, index=table.index, dtype=float)
+
+
+def as_log(steps: Mapping[int, Row]) -> pd.DataFrame:
+    order = sorted(steps)
+    index = pd.Index(order, dtype=int, name="step")
+    table = numeric(pd.DataFrame([steps[step] for step in order], index=index))
+    return table.assign(step=np.array(order, dtype=int))
+
+
+def as_evaluations(evaluated: Mapping[int, Row]) -> pd.DataFrame:
+    order = sorted(evaluated)
+    table = numeric(pd.DataFrame([evaluated[step] for step in order], index=range(len(order))))
+    table = table.rename(columns={name: name[len("rewards/") : -len("/mean")] for name in table if health.is_mean(name)})
+    table = table.assign(n=table["n"] if "n" in table else np.nan)
+    table.insert(0, "step", order)
+    return table
+
+
+# --------------------------------------------------------------------------- several runs beside each other
+
+LAST = 10  # steps: what a run has come to is the mean of its last ten, as the health monitor's windows
+NOT_SETTINGS = (  # in which two runs of one experiment may differ; the rewards' weights are told by name
+    *FREE_AT_RESUME, "seed", "data_seed", "reward_weights", "logging_nan_inf_filter", "name", "backend",
+)  # fmt: skip
+FIRST = ("model", "rewards", "learning_rate", "beta", "temperature", "num_generations", "loss_type")  # of what a label names, and
+AT_MOST = 3  # differences in all
+
+
+def scores(record: Record) -> pd.DataFrame:
+    """Each reward's mean score by step, the versions of an edited one joined."""
+    means = {name: record.log[name].to_numpy() for name in record.log.columns if health.is_mean(name)}
+    return pd.DataFrame(health.join_versions(means)[0], index=record.log.index, dtype=float)
+
+
+def deciding(record: Record) -> list[str]:
+    """Those of the logged rewards that decide what is right, without version."""
+    return [name for name in scores(record) if health.is_one_of(name, record.correctness())]
+
+
+def correct(record: Record) -> pd.Series:
+    """The score of the reward that decides what is right, by step; the mean of several; NaN where there is none."""
+    return scores(record)[deciding(record)].mean(axis=1)
+
+
+def edits(record: Record) -> dict[int, str]:
+    """Where a later version of a reward began to score: step -> its name."""
+    later = [name for name in record.reward_names() if health.family(name)[1] > 1]
+    first = {name: record.log[f"rewards/{name}/mean"].first_valid_index() for name in later}
+    return {step: name for name, step in first.items() if step is not None}
+
+
+def last_weights(record: Record) -> dict[str, float]:
+    """The weight of each reward at its last step in use, by name without version, rounded."""
+    table = record.weights()
+    found = {health.family(name)[0]: table[name].dropna() for name in sorted(table, key=lambda name: health.family(name)[1])}
+    return {name: float(f"{values.iloc[-1]:.3g}") for name, values in found.items() if len(values)}
+
+
+def settings(record: Record) -> Row:
+    """What a run was made with, as far as it makes another run of it: settings, model, weights, steering, reward sources."""
+    about = record.about
+    model = dict(about.get("model", {}))
+    found = {"model": model.pop("shown", model.get("name")), **model, **about.get("requested", {}), **about.get("steering", {})}
+    if weights := recorded_weights(about):
+        found["rewards"] = weights
+    if source := about.get("rewards", {}).get("source_sha256"):
+        found["reward sources"] = source[:8]
+    order = [*FIRST, *(name for name in found if name not in FIRST)]
+    return {name: found[name] for name in order if name in found and name not in NOT_SETTINGS}
+
+
+def labels(records: Sequence[Record]) -> list[str]:
+    """A label a record: what its settings have that others have not, the same for runs that differ by their seed alone.
+
+    A name that was given to `read` goes before; a run without `run.json` goes by its name.
+    """
+    all_of_them = [settings(record) for record in records]
+    known = [found for found in all_of_them if found]
+    names = dict.fromkeys(name for found in known for name in found)
+    texts = [{name: in_words(name, found[name], known) for name in found} for found in all_of_them]
+    # an older version of the notebook may not have had a setting: that is no difference
+    apart = [name for name in names if len({text[name] for text in texts if name in text}) > 1]
+    groups = [tuple(text.get(name, "") for name in apart) if text else i for i, text in enumerate(texts)]
+    given = given_names(records, groups)
+    return [given[group] or differing(group, record) for group, record in zip(groups, records)]
+
+
+def differing(group: Any, record: Record) -> str:
+    """The settings that set a group of runs apart, in words; the model where nothing does."""
+    if isinstance(group, int):
+        return called(record)
+    said = [text for text in group if text]
+    more = len(said) - AT_MOST
+    return ", ".join(said[:AT_MOST]) + (f" and {more} more" if more > 0 else "") or settings(record)["model"] or called(record)
+
+
+def in_words(name: str, value: Any, known: Sequence[Row]) -> str:
+    """A setting as a label says it; a long list goes by a number of its own."""
+    if name == "rewards":
+        return rewards_in_words(value, [found.get(name, {}) for found in known])
+    if isinstance(value, list | dict):
+        text = json.dumps(value, default=str)
+        return f"{name} {text if len(text) <= 24 else f'#{zlib.crc32(text.encode()):08x}'}" if value else f"no {name}"
+    return "" if value is None else f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+
+
+def rewards_in_words(weights: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> str:
+    """The rewards and weights that are not the same in all runs."""
+    own = [f"{name} × {weight:g}" for name, weight in weights.items() if any(other.get(name) != weight for other in others)]
+    lacking = dict.fromkeys(f"no {name}" for other in others for name in other if name not in weights)
+    return " + ".join(own or lacking)
+
+
+def given_names(records: Sequence[Record], groups: Sequence[Any]) -> dict[Any, str]:
+    """The name that was given to all runs of a group and to no other; "" where there is none."""
+    found: dict[Any, set[str]] = {}
+    for record, group in zip(records, groups):
+        found.setdefault(group, set()).add(record.name if is_named(record) else "")
+    names = [name for ones in found.values() for name in ones]
+    single = {group: next(iter(ones)) if len(ones) == 1 else "" for group, ones in found.items()}
+    return {group: name if names.count(name) == 1 else "" for group, name in single.items()}
+
+
+def is_named(record: Record) -> bool:
+    """Whether a person gave the run its name; otherwise it is its folder's."""
+    return record.name not in ("run", record.folder.resolve().name)
+
+
+def called(record: Record) -> str:
+    """A run's name; with the folder above it where it is only its folder's, since many are called run."""
+    given = is_named(record) or record.folder == Path()
+    return record.name if given else f"{record.folder.resolve().parent.name}/{record.name}"
+
+
+def summary(records: Sequence[Record], by: Callable[[Record], str] | None = None) -> pd.DataFrame:
+    """A row a run: its group, steps, seconds, and what it has come to, which is the mean of the last 10 steps.
+
+    Args:
+        by: a record's group; those of `labels` if None.
+    """
+    lines = []
+    for record, label in zip(records, [by(record) for record in records] if by else labels(records)):
+        log, last = record.log, record.log.iloc[-LAST:]
+        measured = [name for name in record.evaluations if health.is_one_of(health.family(name)[0], record.correctness())]
+        held_out = record.evaluations[measured].mean(axis=1).dropna()
+        lines.append({
+            "run": called(record), "group": label, "steps": int(log.index[-1]) if len(log) else 0,
+            "seconds": as_number(record.about.get("seconds", log.get("step_time", pd.Series(dtype=float)).sum())),
+            "reward": mean_of(last, "reward"), "correctness": correct(record).iloc[-LAST:].mean(),
+            "held-out correctness": held_out.iloc[-1] if len(held_out) else np.nan,
+            "kl": mean_of(last, "kl"), "tokens": mean_of(last, "completions/mean_length"),
+        })  # fmt: skip
+    return pd.DataFrame(lines).set_index("run")
+
+
+def mean_of(table: pd.DataFrame, column: str) -> float:
+    """The mean of a column's finite values; NaN without any."""
+    return float(table[column].replace([np.inf, -np.inf], np.nan).mean()) if column in table else np.nan
+
+
+# --------------------------------------------------------------------------- the verdict, for a file
+
+
+def diagnosis(record: Record) -> Row:
+    """What `lab.health` finds in a run, ready for JSON: the findings worst first, the trend, and every threshold used."""
+    rules = {rule.name: {"measures": rule.measures, "sense": rule.sense} for rule in health.RULES}
+    found = health.diagnose(record.log, correctness=record.correctness())
+    found.sort(key=lambda finding: health.ORDER.index(finding.verdict))
+    return finite_only({
+        "run": record.name, "status": record.about.get("status"), "steps": int(record.log.index[-1]) if len(record.log) else 0,
+        "decided_by": deciding(record), "notes": record.notes,
+        "findings": [{**finding._asdict(), **rules[finding.rule]} for finding in found],
+        "convergence": health.convergence(record.log)._asdict(),
+        "thresholds": {name: value for name, value in vars(health).items() if name.isupper() and isinstance(value, int | float)},
+    })  # fmt: skip
+
+
+def finite_only(value: Any) -> Any:
+    """The value with None for every number that JSON cannot hold."""
+    if isinstance(value, dict):
+        return {name: finite_only(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_only(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
