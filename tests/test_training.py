@@ -123,6 +123,7 @@ def test_an_evaluation_leaves_the_training_completions_and_the_steps_after_it_al
     child.join()
     assert curve(folder / "run") == [row for row in curve(whole) if "reward" in row]
     trained, held = (pd.read_parquet(whole / p) for p in ("completions/completions_00004.parquet", "held_out/held_out_00004.parquet"))
+    assert held["prompt"].str.startswith(trained["prompt"][0][:100]).all() and held["data/answer"].nunique() == 4, "written alike"
     assert len(trained) == 8 and len(held) == 4 and not set(trained["completion"]) & set(held["completion"])
 
 

@@ -50,6 +50,7 @@ class Record:
         printed: what the rewards printed: step, text.
         notes: what was left out and why, in words.
         completions: the readable Parquet files of training completions, in the order of their steps.
+        held_out: those of the evaluations' answers.
         given_weights: weights by reward for a run whose record does not have them.
     """
 
@@ -63,6 +64,7 @@ class Record:
     printed: list[Row]
     notes: list[str]
     completions: list[Path]
+    held_out: list[Path] = field(default_factory=list)
     given_weights: Mapping[str, float] = field(default_factory=dict)
 
     def reward_names(self) -> list[str]:
@@ -146,7 +148,7 @@ def read(
     record = Record(
         folder, name or folder.resolve().name, "ours" if ours else "trl", about, log, evaluations,
         read_rows(folder / "events.jsonl", notes), read_rows(folder / "printed.jsonl", notes), notes,
-        readable_completions(folder, notes), dict(weights or {}),
+        readable(folder, "completions", notes), readable(folder, "held_out", notes), dict(weights or {}),
     )  # fmt: skip
     if unknown := [one for one in record.given_weights if len(log) and one not in record.reward_names()]:
         raise ValueError(f"There is no reward {unknown[0]!r} in {folder}: its rewards are {', '.join(record.reward_names())}.")
@@ -232,13 +234,13 @@ def read_history(folder: Path, notes: list[str]) -> list[Row] | None:
     return max(found, key=lambda rows: max((step_in(row) or 0 for row in rows), default=0), default=[])
 
 
-def readable_completions(folder: Path, notes: list[str]) -> list[Path]:
-    """The Parquet files of training completions whose footer can be read, in the order of their steps."""
-    files = sorted((p for p in folder.glob("completions/completions_*.parquet") if step_of(p) >= 0), key=step_of)
+def readable(folder: Path, kind: str, notes: list[str]) -> list[Path]:
+    """The Parquet files of `completions` or `held_out` whose footer can be read, in the order of their steps."""
+    files = sorted((p for p in folder.glob(f"{kind}/{kind}_*.parquet") if step_of(p) >= 0), key=step_of)
     whole = [path for path in files if has_footer(path)]
     if len(whole) < len(files):
         lost = len(files) - len(whole)
-        notes.append(f"{lost} half-written file{'s' * (lost > 1)} of completions left out")
+        notes.append(f"{lost} half-written file{'s' * (lost > 1)} of {kind} left out")
     return whole
 
 

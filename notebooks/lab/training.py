@@ -24,6 +24,7 @@ from transformers import PrinterCallback
 
 from lab import health, run_folder
 from lab.files import STOP, read_json, relative, write_json
+from lab.policy import render, sample
 from lab.run_folder import COMPLETE, append, rows_of, write_table
 from lab.steering import Part, generates_next, metric
 
@@ -596,6 +597,9 @@ class HeldOut(Part):
     def __init__(self, run: Run, rows: Sequence[Row], tokenizer: Any, every: int, max_new_tokens: int, batch_size: int = 64) -> None:
         self.run, self.rows, self.tokenizer, self.every = run, list(rows), tokenizer, every
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
+        # as TRL keeps those of training: special tokens left out
+        ids = [tokenizer(render(tokenizer, row["prompt"]), add_special_tokens=False)["input_ids"] for row in self.rows]
+        self.prompts = tokenizer.batch_decode(ids, skip_special_tokens=True)
 
     def on_train_begin(self, args, state, control, **kwargs) -> None:
         there = {row["step"] for row in rows_of(self.run.folder / "log.jsonl") if "eval_n" in row}
@@ -618,7 +622,9 @@ class HeldOut(Part):
         row = {f"eval_{f.__name__}": float(table[f.__name__].astype(float).mean()) for f in self.trainer.reward_funcs}
         row |= {"eval_tokens": float(table["tokens"].mean()), "eval_n": len(table), "eval_seconds": round(time.time() - began, 2)}
         if self.run.main:
-            write_table(table.drop(columns=["group", "sample"]), self.run.folder / "held_out" / f"held_out_{state.global_step:05d}.parquet")
+            asked = {"step": state.global_step, "prompt": self.prompts, **data_columns(self.rows)}
+            table = pd.concat([pd.DataFrame(asked), table.drop(columns=["group", "sample"])], axis=1)
+            write_table(table, self.run.folder / "held_out" / f"held_out_{state.global_step:05d}.parquet")
         # not trainer.log: inside a log call it would take the training's metrics a second time
         state.log_history.append({"step": state.global_step, **row})
         self.trainer.callback_handler.on_log(args, state, control, row)
@@ -626,8 +632,6 @@ class HeldOut(Part):
     def _answers(self) -> list:
         import torch
         from trl.models import unwrap_model_for_generation
-
-        from lab.policy import sample
 
         states, trainer = random_states(), self.trainer
         training = trainer.model.training
