@@ -173,6 +173,21 @@ def damage(path):
     path.write_bytes(content)
 
 
+def test_damage_in_a_column_that_only_the_page_reads_is_found_as_well(tmp_path):
+    rng = np.random.default_rng(0)
+    noted = [{**row, "note": rng.bytes(200).hex()} for row in distinct(8)]
+    record = make_run(tmp_path, {1: noted, 2: noted})
+    path = record.completions[0]
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    chunk = next(group.column(i) for i in range(group.num_columns) if group.column(i).path_in_schema == "note")
+    content = bytearray(path.read_bytes())
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    content[start : start + chunk.total_compressed_size] = b"\xa5" * chunk.total_compressed_size
+    path.write_bytes(content)
+    found = browser.payload(record)
+    assert set(found["completions"]["step"]) == {2} and found["run"]["notes"] == [f"{path.name} left out: it is damaged"]
+
+
 def test_what_cannot_be_read_is_left_out_and_said(tmp_path):
     make_run(tmp_path, {step: distinct(8) for step in range(1, 7)})
     files = sorted((tmp_path / "completions").glob("*.parquet"))
@@ -239,6 +254,13 @@ def test_statistics_of_prompts_are_over_the_whole_run(tmp_path):
         ["first", 2, 1, 2, 3, 1.5], ["second", 1, 2, 2, 1, 0.5],
     ]  # fmt: skip
     assert found["mean"].tolist() == pytest.approx([2.5 / 3, 0.5])
+
+
+def test_right_is_the_upper_half_of_the_deciding_rewards_range_and_the_mean_of_several(tmp_path):
+    rows = [one("a", 0.5), one("b", 0.49), one("c", 1.0, math_reward=0.0), one("d", 0.9, math_reward=0.0)]
+    with Completions(make_run(tmp_path, {1: rows})) as table:
+        assert table.decides == ["correctness_reward", "math_reward"]
+        assert table.sql('SELECT "right" FROM completions ORDER BY place')["right"].tolist() == [True, False, True, False]
 
 
 def test_a_reward_of_ones_own_decides_where_it_is_named(tmp_path):
@@ -325,7 +347,7 @@ def test_wrong_but_high_is_a_wrong_one_at_the_total_of_a_right_one_or_near_the_r
 
 @pytest.mark.parametrize("scores, right, suspect", [
     ([1.0, 0.2, 0.2, 0.2], [0, 0, 0, 0], True),
-    ([1.0, 0.8, 0.2, 0.2], [0, 0, 0, 0], False),  # 0.1 above the second best, of a range of 1.5
+    ([1.0, 0.3, 0.3, 0.3], [0, 0, 0, 0], False),  # 0.35 above the second best, of a range of 1.5
     ([1.0, 0.2, 0.2], [0, 0, 0], False),  # a group of three
     ([1.0, 0.2, 0.2, 0.2], [1, 0, 0, 0], False),  # the only right one
     ([1.0, 0.2, 0.2, 0.2], [1, 1, 1, 1], True),  # all are right: what sets it apart is something else
@@ -501,6 +523,15 @@ def test_spread_has_each_item_once(n):
     assert sorted(spread(range(n))) == list(range(n))
 
 
+def test_a_selection_is_in_the_order_of_step_prompt_and_place(tmp_path):
+    steps = {1: distinct(2, number=0) + distinct(2, number=1), 2: distinct(2, number=1) + distinct(2, number=0)}
+    found = browser.payload(make_run(tmp_path, steps))
+    rows = found["completions"]
+    order = list(zip(rows["step"], rows["prompt"], rows["place"]))
+    assert order == [(1, 0, 1), (1, 0, 2), (1, 1, 1), (1, 1, 2), (2, 0, 1), (2, 0, 2), (2, 1, 1), (2, 1, 2)]
+    assert found["prompts"]["text"] == ["p0", "p1"] and found["prompts"]["seen"] == [[1, 2], [1, 2]]
+
+
 def test_a_selection_says_what_it_is_and_what_it_lacks(tmp_path):
     steps = healthy()
     steps[5][0]["completion"] = "😀" * 20_001
@@ -613,6 +644,7 @@ def test_equal_runs_give_equal_pages_but_for_the_time(hostile):
     first, second = (browser.payload(hostile) for _ in range(2))
     first["run"].pop("made"), second["run"].pop("made")
     assert browser.packed(first) == browser.packed(second)
+    assert base64.b64decode(browser.packed(first))[4:8] == b"\0\0\0\0"  # gzip's own time
 
 
 # --------------------------------------------------------------------------- answers and formats
@@ -626,6 +658,8 @@ TAGS, BOXED, HASHED = rewards.TagFormat(), rewards.BoxedFormat(), rewards.HashFo
     (TAGS, "prefilled</think><answer>4</answer>", "4"),
     (TAGS, "<answer>4</answer><think>4</think>", "4"),
     (TAGS, "<think><answer>4</answer></think><answer>4</answer>", "4"),
+    (TAGS, "<answer>4</answer><think>so <answer>4</answer></think>", "4"),
+    (TAGS, "<answer>4</answer>" + "\n" * 3000, "4"),
     (TAGS, "<answer>4</answer> No, it is 5.", None),
     (TAGS, "<answer>4</answer><answer>5</answer>", None),
     (TAGS, "nothing", None),
@@ -639,8 +673,9 @@ def test_the_span_of_an_answer_is_in_utf16_and_outside_the_reasoning(format, tex
     span = browser.answer_span(text, format)
     units = text.encode("utf-16-le")
     assert (None if span is None else units[2 * span[0] : 2 * span[1]].decode("utf-16-le")) == answer
-    if answer and "</think>" in text and not text.startswith("<answer>"):
-        assert span[0] > len(text[: text.rindex("</think>")].encode("utf-16-le")) // 2
+    if answer and "</think>" in text:
+        end = len(text[: text.rindex("</think>")].encode("utf-16-le")) // 2
+        assert span == [8, 9] if text.startswith("<answer>") else span[0] > end
 
 
 def test_a_cut_text_has_no_answer(tmp_path):
@@ -756,3 +791,63 @@ def test_a_page_of_a_run_whose_log_is_not_there_yet(template, tmp_path):
     found = browser.unpacked(browser.write_page(tmp_path / "run").read_text())
     assert found["metrics"] == {"step": [], "columns": {}, "own": []} and found["run"]["steps"] == 1
     assert list(found["completions"]["scores"]) == ["correctness_reward", "format_reward"]
+
+
+# --------------------------------------------------------------------------- held-out answers
+
+
+def with_evaluations(record, **more):
+    """The run with two evaluations of the same two questions; the second gets the first of them right."""
+    for step, right in ((0, 0.0), (2, 1.0)):
+        table = pd.DataFrame({"step": step, "prompt": ["h0", "h1"], "data/answer": ["7", "8"], "completion": [tagged(7), tagged(9)],
+                              "tokens": 5, "correctness_reward": [right, 0.0], "format_reward": 1.0, **more})  # fmt: skip
+        path = record.folder / f"held_out/held_out_{step:05d}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        table.to_parquet(path)
+    return runs.read(record.folder)
+
+
+def test_held_out_answers_stand_beside_the_others_in_the_order_of_their_steps(tmp_path):
+    steps = {1: distinct(4, **{"data/answer": "1"}), 2: distinct(4, 1.0, number=1, **{"data/answer": "2"})}
+    page = browser.payload(with_evaluations(make_run(tmp_path, steps)))
+    rows, prompts = page["completions"], page["prompts"]
+    assert rows["step"] == [0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2] == sorted(rows["step"])
+    assert page["data_columns"] == ["set", "answer"] and prompts["data"]["set"] == ["training"] * 2 + ["held out, greedy"] * 2
+    assert prompts["text"][2:] == ["h0", "h1"] and prompts["seen"][2] == [0, 2] and prompts["data"]["answer"] == ["1", "2", "7", "8"]
+    first = [i for i, prompt in enumerate(rows["prompt"]) if prompt == 2]
+    assert [rows["right"][i] for i in first] == [False, True] and [rows["total"][i] for i in first] == [0.5, 1.5]
+    assert [rows["advantage"][i] for i in first] == [None] * 2 and prompts["best"][2] == 1.5 and prompts["mean"][2] == 1
+    at, end = rows["answer"][first[0]]
+    assert rows["text"][first[0]][at:end] == "7" and len({len(values) for values in (*rows["scores"].values(), rows["suspect"], rows["cut"])}) == 1
+    assert "Beside them 4 greedy answers to 2 held-out prompts in 2 evaluations" in page["selection"]["said"]
+    assert page["selection"]["of"] == 8, "a count of what was trained on"
+
+
+def test_a_suspect_stays_the_same_completion_when_held_out_answers_stand_between(tmp_path):
+    rows = group([one(tagged(i, f"as {i} is {i * i}"), float(i == 3), 1.0, tokens=500 if i == 2 else 20) for i in range(4)])
+    page = browser.payload(with_evaluations(make_run(tmp_path, {1: rows, 3: distinct(4, 1.0)})))
+    (which,) = [int(i) for i, why in page["suspects"]["more"].items() if "very_long" in why]
+    assert page["completions"]["tokens"][which] == 500 and page["suspects"]["sets"][page["completions"]["suspect"][which]] == ["very_long"]
+
+
+def test_evaluations_without_their_prompts_are_left_out_and_a_column_called_set_stays(tmp_path):
+    record = make_run(tmp_path, {1: distinct(4, **{"data/set": "mine"})})
+    page = browser.payload(with_evaluations(record))
+    assert page["data_columns"] == ["set of prompts", "set"] and page["prompts"]["data"]["set"] == ["mine", None, None]
+    for path in (tmp_path / "held_out").iterdir():
+        pd.read_parquet(path).drop(columns=["prompt"]).to_parquet(path)
+    assert browser.payload(runs.read(tmp_path))["data_columns"] == ["set"]
+
+
+def test_of_many_held_out_answers_the_first_prompts_are_kept_with_all_of_theirs(tmp_path):
+    from lab import held_out
+
+    kept = held_out.answers(with_evaluations(make_run(tmp_path, {1: distinct(4)})), most=2)
+    assert kept["prompt"].tolist() == ["h0", "h0"] and kept["step"].tolist() == [0, 2]
+
+
+def test_a_data_column_that_the_prompts_have_word_for_word_is_not_shown_twice(tmp_path):
+    question = "How many pens has Tom after he buys three?"
+    rows = [{**row, "prompt": f"system user {question}", "data/question": question, "data/name": "Tom"} for row in distinct(4)]
+    page = browser.payload(make_run(tmp_path, {1: rows}))
+    assert page["data_columns"] == ["name"] == list(page["prompts"]["data"])

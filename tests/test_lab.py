@@ -46,6 +46,7 @@ def short_reward(completion: str) -> float:
 def test_a_tweaked_reward_reaches_training_without_copying(tmp_path):
     (tmp_path / "my_rewards.py").write_text(OWN.format(limit=5))
     first = chosen_rewards.save_choice(tmp_path, {"short_reward": 0.5, "correctness_reward": 1, "format_reward": 0})
+    assert [entry["decides"] for entry in first["rewards"]] == [False, True]
     functions, weights, _ = chosen_rewards.load_choice(tmp_path)
     assert ([f.__name__ for f in functions], weights) == (["short_reward", "correctness_reward"], [0.5, 1.0])
     assert functions[0].score("123456") == 0

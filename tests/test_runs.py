@@ -6,7 +6,7 @@ import math
 import pandas as pd
 import pytest
 from lab import health, runs
-from lab.files import MissingInputError, write_json
+from lab.files import ROOT, SAMPLE_RUN, MissingInputError, write_json
 from lab.run_folder import this_process
 
 REWARDS = ("correctness_reward", "format_reward")
@@ -361,3 +361,25 @@ def test_a_diagnosis_can_be_written_as_json_with_its_thresholds():
 
 def test_what_json_cannot_hold_becomes_null():
     assert runs.finite_only({"a": [math.nan, 1.5, (math.inf,)], "b": "x", "c": 2}) == {"a": [None, 1.5, [None]], "b": "x", "c": 2}
+
+
+def test_a_run_says_itself_which_rewards_decide_what_is_right_and_an_older_one_goes_by_their_names():
+    rows = [row(step, **{"rewards/own/mean": 0.25, "rewards/correctness_reward/mean": 1.0}) for step in (1, 2)]
+    entries = [{"name": "own", "weight": 1, "decides": True}, {"name": "correctness_reward", "weight": 1, "decides": False}]
+    record = runs.from_rows(rows, about={"rewards": {"rewards": entries}})
+    assert record.correctness() == ("own",) and runs.correct(record).tolist() == [0.25] * 2
+    assert runs.diagnosis(record)["decided_by"] == ["own"]
+    older = runs.from_rows(rows, about={"rewards": {"rewards": [{"name": "own", "weight": 1}]}})
+    assert runs.correct(older).tolist() == [1.0] * 2 and older.weights()["own"].tolist() == [1.0] * 2
+
+
+def test_the_recorded_run_has_what_notebook_04_shows_and_nothing_of_the_machine_it_ran_on():
+    record = runs.read(SAMPLE_RUN)
+    assert record.notes == [] and record.about["status"] == "finished" and len(record.log) == 80 and len(record.held_out) == 5
+    assert list(runs.edits(record).values()) == ["worked_steps_reward_v2"] and record.printed
+    assert record.weights()["soft_format_reward"].iloc[[0, -1]].tolist() == [0.5, 0.0]
+    assert record.own_metrics() == ["lines_of_reasoning", "equations_in_reasoning"]
+    assert record.log["temperature"].iloc[-1] == pytest.approx(0.7)
+    assert record.log["rewards/correctness_reward/mean"].iloc[-10:].mean() > 0.9, "a run that learned"
+    written = "".join(path.read_text() for path in SAMPLE_RUN.glob("*.json*"))
+    assert '"host"' not in written and str(ROOT) not in written and '"/' not in written

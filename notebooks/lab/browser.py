@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 import rewards
 
-from lab import completions, runs
+from lab import completions, held_out, runs
 from lab.completions import Completions, Selection
 from lab.files import need, relative, write_text
 from lab.runs import Record
@@ -35,6 +35,7 @@ LIMIT, CHARACTERS = 20_000, 40_000_000  # completions and characters: what a bro
 INLINE_MB = 4.0  # of HTML within a notebook, which is saved with it, and opened whole each time
 DIGITS = 6  # significant ones of a number in the page
 EXACT = 2**53  # from here on a browser's numbers skip some integers: larger ones are texts
+TOLD = 20  # characters: a shorter value, such as a name, stands in a prompt by chance
 TRIES = 8  # of a smaller page, each a third smaller
 POLICY = (
     "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -176,6 +177,28 @@ def with_rows(found: Row, kept: list[int], said: str) -> Row:
     }  # fmt: skip
 
 
+def without_told(found: Row) -> Row:
+    """The payload without the data columns that every prompt has word for word, such as the question."""
+    prompts = found["prompts"]
+    told = {name for name, values in prompts["data"].items() if values and all(map(is_told, values, prompts["text"]))}
+    data = {name: values for name, values in prompts["data"].items() if name not in told}
+    return {**found, "data_columns": [name for name in found["data_columns"] if name not in told], "prompts": {**prompts, "data": data}}
+
+
+def is_told(value: Any, text: str) -> bool:
+    return isinstance(value, str) and len(value) > TOLD and value in text
+
+
+def in_order(found: Row) -> Row:
+    """The payload with its completions by step, prompt, group and place."""
+    rows = found["completions"]
+    keys = list(zip(rows["step"], rows["prompt"], rows["group"], rows["place"]))
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    new = {old: i for i, old in enumerate(order)}
+    more = {str(new[int(i)]): why for i, why in found["suspects"]["more"].items()}
+    return {**found, "completions": only(rows, order), "suspects": {**found["suspects"], "more": more}}
+
+
 def only(table: Row, places: Sequence[int]) -> Row:
     """These rows of a table that is kept column by column, with columns within columns."""
     return {
@@ -195,7 +218,7 @@ def payload(
     Args:
         limit, characters: of the completions in the page.
         format: how completions mark reasoning and answer; None: as the run's own copy of rewards.py says.
-        decides: the rewards that decide what is right; None: those that `lab.health` knows.
+        decides: the rewards that decide what is right; None: those that the run knows as such.
 
     Raises ValueError where the run has no readable completions.
     """
@@ -205,7 +228,7 @@ def payload(
         answers = spans(chosen, format)
         chosen.add("right_without_answer", completions.without_answer(chosen, [answer is not None for answer in answers]))
         counts = {rule: n + chosen.found_here[rule] for rule, n in table.suspect_counts().items()}
-        return {
+        found = {
             "version": 1,
             "run": about_run(record, table, chosen),
             "selection": {"kept": len(chosen.texts), "of": table.count, "said": chosen.said, "left_out": chosen.left_out},
@@ -222,6 +245,7 @@ def payload(
             "printed": [line for row in record.printed if (line := printed_line(row))],
             "events": [event for row in record.events if (event := event_line(row))],
         }
+    return in_order(without_told(held_out.added(found, record, lambda text: answer_span(text, format), scalar)))
 
 
 def about_run(record: Record, table: Completions, chosen: Selection) -> Row:
@@ -376,8 +400,8 @@ def answer_span(text: str, format: rewards.Format) -> list[int] | None:
     if found is None:
         return None
     before, answer, after = found
-    if rewards.taken_back(answer, after) or rewards.other_answer(answer, before):
-        return None
+    if (after.strip() and rewards.taken_back(answer, after)) or rewards.other_answer(answer, before):
+        return None  # as `extract_answer` has it, which knows one format alone
     start = place_of(answer, text, format)
     return None if start is None else [utf16(text[:start]), utf16(text[: start + len(answer)])]
 

@@ -39,7 +39,7 @@ from rapidfuzz import fuzz, process
 from lab import health
 from lab.files import relative
 from lab.run_folder import step_of
-from lab.runs import Record, recorded_weights
+from lab.runs import Record, recorded_rewards, recorded_weights
 
 MEMORY = "1GB"  # for DuckDB, which goes on in the temporary folder beyond it
 THREADS = 2  # each holds a part of a file in memory
@@ -320,17 +320,10 @@ def parquet(files: Sequence[File]) -> str:
 # --------------------------------------------------------------------------- rewards
 
 
-def reward_entries(record: Record) -> list[dict]:
-    """What `run.json` keeps about each reward; [] where it does not."""
-    found = record.about.get("rewards")
-    entries = found.get("rewards") if isinstance(found, dict) else None
-    return [entry for entry in entries or [] if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
-
-
 def score_names(record: Record, files: Sequence[File]) -> list[str]:
     """The columns that are rewards: what the log and `run.json` call so, else number columns that sound like one."""
     kinds = kinds_by_name(files)
-    logged = [*record.reward_names(), *(entry["name"] for entry in reward_entries(record))]
+    logged = [*record.reward_names(), *(entry["name"] for entry in recorded_rewards(record.about))]
     families = {health.family(name)[0] for name in logged}
     edited = [name for name in kinds if health.family(name)[0] in families]  # the log may not have come so far yet
     known = [name for name in dict.fromkeys([*logged, *edited]) if name in kinds and name not in FIXED]
@@ -339,22 +332,16 @@ def score_names(record: Record, files: Sequence[File]) -> list[str]:
 
 
 def deciding(record: Record, names: Sequence[str], given: Sequence[str] | None) -> set[str]:
-    """Those of the rewards that decide what is right: the given ones; else those of `health.CORRECTNESS`; else those
-    that read the gold answer, as `run.json` says, and are not known as mere likenesses."""
-    asked = health.CORRECTNESS if given is None else given
-    found = {name for name in names if health.is_one_of(health.family(name)[0], asked)}
-    if found or given is not None:
-        return found
-    gold = {entry["name"] for entry in reward_entries(record) if "answer" in (entry.get("columns") or ())}
-    gold -= {name for name, function in rewards.REGISTRY.items() if not function.claims_correctness}
-    return {name for name in names if health.is_one_of(health.family(name)[0], tuple(gold))}
+    """Those of the rewards that decide what is right: the given ones, else those that the run knows as such."""
+    asked = record.correctness() if given is None else given
+    return {name for name in names if health.is_one_of(health.family(name)[0], asked)}
 
 
 def declared_range(record: Record, name: str) -> tuple[float, float]:
     """A reward's range from its edit, from `run.json`, else from rewards.py; NaN where none has a finite one."""
     edits = [event for event in record.events if event.get("kind") == "reward_changed"]
     own = health.family(name)[0]
-    for entry in (*edits, *reward_entries(record)):
+    for entry in (*edits, *recorded_rewards(record.about)):
         if entry.get("name") in (name, *([] if entry in edits else [own])):
             low, high = (*(entry.get("range") or ()), math.nan, math.nan)[:2]
             if all(isinstance(end, (int, float)) and math.isfinite(end) for end in (low, high)):
@@ -388,7 +375,7 @@ class Completions:
     """The completions of a run; a context manager, for it holds a temporary folder.
 
     Args:
-        decides: names of the rewards that decide what is right; None: those that `lab.health` knows.
+        decides: names of the rewards that decide what is right; None: those that the run knows as such.
         memory: DuckDB's own limit.
 
     Attributes:
@@ -845,7 +832,7 @@ def choose(groups: pd.DataFrame, suspects: Sequence[int], limit: int, characters
     if first != last and (taken := budget.take(spread(steps[first]))):
         said.append(f"the first step, {first} ({taken:,})")
     said += take_between(budget, steps, order[1:-1])
-    return Choice(sorted(budget.taken), len(order), "; ".join(said), limit, characters)
+    return Choice(list(budget.taken), len(order), "; ".join(said), limit, characters)
 
 
 def take_suspects(budget: Budget, suspects: Sequence[int], limit: int, characters: int) -> list[str]:

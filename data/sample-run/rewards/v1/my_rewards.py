@@ -9,6 +9,6 @@ def worked_steps_reward(completion: str, log_extra, log_metric) -> float:
     lines = [line for line in (extract_reasoning(completion) or "").splitlines() if line.strip()]
     log_extra("lines", len(lines))
     log_metric("lines_of_reasoning", len(lines))
-    if len(lines) > 6:
+    if len(lines) > 3:
         print(f"{len(lines)} lines of reasoning: {lines[0][:60]!r} …")
     return min(1.0, len(lines) / 4)
