@@ -812,7 +812,7 @@ def test_held_out_answers_stand_beside_the_others_in_the_order_of_their_steps(tm
     page = browser.payload(with_evaluations(make_run(tmp_path, steps)))
     rows, prompts = page["completions"], page["prompts"]
     assert rows["step"] == [0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2] == sorted(rows["step"])
-    assert page["data_columns"] == ["set", "answer"] and prompts["data"]["set"] == ["training"] * 2 + ["held out, greedy"] * 2
+    assert page["data_columns"] == ["set", "answer"] and prompts["data"]["set"] == ["training"] * 2 + ["held out"] * 2
     assert prompts["text"][2:] == ["h0", "h1"] and prompts["seen"][2] == [0, 2] and prompts["data"]["answer"] == ["1", "2", "7", "8"]
     first = [i for i, prompt in enumerate(rows["prompt"]) if prompt == 2]
     assert [rows["right"][i] for i in first] == [False, True] and [rows["total"][i] for i in first] == [0.5, 1.5]
@@ -851,3 +851,29 @@ def test_a_data_column_that_the_prompts_have_word_for_word_is_not_shown_twice(tm
     rows = [{**row, "prompt": f"system user {question}", "data/question": question, "data/name": "Tom"} for row in distinct(4)]
     page = browser.payload(make_run(tmp_path, {1: rows}))
     assert page["data_columns"] == ["name"] == list(page["prompts"]["data"])
+
+
+def test_a_folders_name_is_no_pattern_and_no_column(tmp_path):
+    one_run, other = {1: distinct(4)}, {1: distinct(4, 1.0)}
+    make_run(tmp_path / "ab", other)
+    for name in ("a[b]", "a*", "correctness_reward=1", "step=7"):
+        with Completions(make_run(tmp_path / name, one_run)) as table:
+            found = table.sql("SELECT count(*) AS n, max(correctness_reward) AS best, max(step) AS step FROM completions")
+        assert found.iloc[0].tolist() == [4, 0.0, 1], name
+
+
+def test_a_smaller_page_says_what_it_leaves_out_and_keeps_what_was_trained_on(tmp_path):
+    whole = browser.payload(with_evaluations(make_run(tmp_path, {step: distinct(4, number=step) for step in range(1, 9)})))
+    part = browser.shrunk(whole, 12, 10**9)
+    assert set(part["prompts"]["data"]["set"]) == {"training"} and len(part["completions"]["step"]) == 12
+    assert part["selection"]["left_out"] == "24 completions of the page's file, held-out answers among them."
+
+
+def test_damaged_and_very_long_held_out_answers_do_no_harm(tmp_path):
+    record = with_evaluations(make_run(tmp_path, {1: distinct(4)}), completion="x" * 30_000)
+    path = record.held_out[0]
+    path.write_bytes(path.read_bytes()[:4] + b"\0" * 60 + path.read_bytes()[64:])
+    page = browser.payload(record)
+    held = [i for i, cut in enumerate(page["completions"]["cut"]) if cut]
+    assert len(held) == 2 and all(page["completions"]["cut"][i] == 10_000 for i in held), "one evaluation of two is left"
+    assert max(map(len, page["completions"]["text"])) == 20_000

@@ -143,7 +143,7 @@ def test_a_bad_value_is_reported_once_and_sets_off_no_other_rule(name):
     "good",
     [
         {"learning_rate": 1, "max_steps": -1}, {"warmup_steps": 0.1}, {"output_dir": Path("run")}, {"scale_rewards": False},
-        {"report_to": ["wandb"]}, {"reward_weights": [1, 0.5]}, {"reward_weights": (1.0,)}, {"top_k": 0}, {"top_p": None},
+        {"report_to": ["mlflow"]}, {"reward_weights": [1, 0.5]}, {"reward_weights": (1.0,)}, {"top_k": 0}, {"top_p": None},
         {"model_init_kwargs": {"a": 1}}, {"save_steps": 0.5}, {"debug": ""}, {"trackio_static_space_id": False},
     ],
 )  # fmt: skip

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from lab import chosen_rewards, evaluate, export, files
 from lab.policy import Sampled, fold_system
+from lab.tables import readable
 
 from rewards import FORMAT, correctness_reward, format_reward
 
@@ -206,3 +207,8 @@ def test_a_merged_folder_that_does_not_load_says_so(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(export.ExportError, match="could not be loaded with plain transformers"):
         export.answer_in_fresh_process(tmp_path, [[{"role": "user", "content": "hi"}]], 4)
+
+
+def test_a_table_shows_cells_and_names_of_columns_as_they_are():
+    shown = readable(pd.DataFrame({"<b>name": ["<script>x</script>"]})).to_html()
+    assert "<script>" not in shown and "<b>" not in shown and "&lt;b&gt;name" in shown and "&lt;script&gt;x" in shown

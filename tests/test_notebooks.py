@@ -243,7 +243,10 @@ def test_04_wrote_the_verdict_of_every_rule_and_a_page_with_every_completion(roa
     assert {finding["rule"] for finding in diagnosis["findings"]} == {rule.name for rule in health.RULES}
     payload = browser.unpacked((road / "completions.html").read_text(encoding="utf-8"))
     written = [text for path in sorted((road / "run/completions").glob("*.parquet")) for text in pd.read_parquet(path)["completion"]]
-    assert sorted(payload["completions"]["text"]) == sorted(written) and {"answer", "template"} <= set(payload["data_columns"])
+    trained = [kind == "training" for kind in payload["prompts"]["data"]["set"]]
+    rows = payload["completions"]
+    assert sorted(text for text, prompt in zip(rows["text"], rows["prompt"]) if trained[prompt]) == sorted(written)
+    assert {"answer", "template"} <= set(payload["data_columns"]) and trained.count(False) == 4
     shown = [output.get("data", {}).get("text/html", "") for cell in code_cells(road / "executed/04_plot_training.ipynb") for output in cell.outputs]
     assert any("<iframe" in html for html in shown), "the page stands in the notebook too"
 

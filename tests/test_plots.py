@@ -492,10 +492,10 @@ def test_runs_that_log_at_other_steps_are_joined_by_interpolation():
 
 
 def test_only_shared_rewards_are_compared_and_the_rest_is_said():
-    other = ("accuracy_reward", "format_reward")
+    other = ("own_reward", "format_reward")
     figure = plots.compare_figure([made(), made(rewards=other, weights=(1.0, 0.5), beta=0.0)])
     assert titles(figure)[1:3] == ["format_reward", "Distance from the base policy"]
-    assert "in their totals only: correctness_reward (A), soft_format_reward (A), accuracy_reward (B)." in below(figure)
+    assert "in their totals only: correctness_reward (A), soft_format_reward (A), own_reward (B)." in below(figure)
     assert "KL was not measured, because beta is 0: B." in below(figure)
     assert "not on one scale" in below(figure)
 
@@ -510,7 +510,7 @@ def test_an_edited_reward_is_one_series_with_a_cross_where_it_changed():
     figure = plots.compare_figure([made(), made(learning_rate=1.0, rows=edited(without(log_rows(), "weight/")))])
     crosses = [line for line in figure.axes[1].lines if line.get_marker() == "X" and len(line.get_xdata())]
     assert [line.get_xdata().tolist() for line in crosses] == [[21]]
-    assert "✕: a reward was edited, and scores differently from there on: format_reward_v2 from step 21 (B)." in below(figure)
+    assert "✕: from here on the total is another sum: format_reward_v2 from step 21 (B)." in below(figure)
     assert "in their totals only" not in below(figure)
 
 
@@ -524,3 +524,10 @@ def test_labels_can_be_given_and_no_run_is_refused():
     assert legend(figure) == ["A: all of them (n = 2)"]
     with pytest.raises(ValueError, match="no run to compare"):
         plots.compare_figure([])
+
+
+def test_the_total_before_and_after_a_change_of_weights_is_not_mixed():
+    late = {"reward": lambda step: 2.0 if step <= 20 else 1.0, "weight/format_reward": lambda step: 1.0 if step <= 20 else 0.0}
+    axes = plots.one_panel("total_reward", record(**late)).axes[0]
+    lines = [line.get_ydata() for line in axes.lines if len(line.get_ydata()) == 40 and line.get_linestyle() == "-"]
+    assert len(lines) == 1 and set(np.round(lines[0], 9)) == {2.0, 1.0}

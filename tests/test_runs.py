@@ -158,7 +158,7 @@ def test_half_written_completions_are_left_out_and_the_rest_is_in_the_order_of_s
     (folder / "completions" / "completions_old.parquet").write_bytes(b"")
     record = runs.read(folder)
     assert record.completions == [kept[0], kept[2], kept[1]]
-    assert record.notes == ["2 half-written files of completions left out"]
+    assert record.notes == ["2 half-written files of completions left out: completions_100001.parquet …"]
 
 
 def test_a_run_that_goes_on_is_read_as_far_as_it_has_come(folder):
@@ -189,7 +189,8 @@ def test_a_trl_directory_is_read_from_its_newest_checkpoint_by_number(tmp_path):
     state(tmp_path / "checkpoint-1", [], "damaged, and not looked at")
     completions(tmp_path, 5)
     record = runs.read(tmp_path)
-    assert (record.source, record.about, len(record.log), record.notes) == ("trl", {}, 10, []) and len(record.completions) == 1
+    assert (record.source, record.about, len(record.log)) == ("trl", {}, 10) and len(record.completions) == 1
+    assert len(record.notes) == 1 and "weights are not known" in record.notes[0], "and nothing of the damaged checkpoint"
     assert record.evaluations.loc[0, ["step", "reward", "format_reward"]].tolist() == [2, 0.7, 0.8]
     assert record.evaluations["n"].isna().all()
 
@@ -383,3 +384,46 @@ def test_the_recorded_run_has_what_notebook_04_shows_and_nothing_of_the_machine_
     assert record.log["rewards/correctness_reward/mean"].iloc[-10:].mean() > 0.9, "a run that learned"
     written = "".join(path.read_text() for path in SAMPLE_RUN.glob("*.json*"))
     assert '"host"' not in written and str(ROOT) not in written and '"/' not in written
+
+
+def test_weights_that_a_run_does_not_keep_are_told_from_its_totals_or_said_to_be_unknown(tmp_path):
+    def rows(total):
+        a, b = "rewards/a/mean", "rewards/b/mean"
+        scored = [{"step": step, a: 0.1 * step, b: 1.0 / step} for step in range(1, 9)]
+        return [{**one, "reward": total(one[a], one[b], one["step"])} for one in scored]
+
+    def read(name, total):
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / "trainer_state.json", {"log_history": rows(total)})
+        return runs.read(tmp_path / name)
+
+    told, plain, odd = read("told", lambda a, b, _: a + 0.2 * b), read("plain", lambda a, b, _: a + b), read("odd", lambda a, b, step: step % 3)
+    assert told.weights().iloc[0].to_dict() == {"a": 1.0, "b": 0.2} and "as the log's totals tell them: a 1, b 0.2" in told.notes[0]
+    assert plain.notes == [] and plain.weights().iloc[0].to_dict() == {"a": 1.0, "b": 1.0}
+    assert "weights are not known: all count as 1" in odd.notes[0]
+    assert runs.read(tmp_path / "odd", weights={"a": 3.0}).notes == []
+    assert runs.correct(runs.read(tmp_path / "odd", correctness=["a"])).iloc[0] == pytest.approx(0.1)
+    with pytest.raises(ValueError, match="no reward 'c' in .*: its rewards are a, b"):
+        runs.read(tmp_path / "odd", correctness=["c"])
+
+
+def test_a_metric_of_a_reward_that_is_called_like_an_evaluation_hides_no_step():
+    record = runs.from_rows([row(step, eval_len=3.0) for step in range(1, 20)])
+    assert len(record.log) == 19 and record.evaluations.empty
+
+
+def test_columns_of_an_evaluation_that_collide_are_one():
+    rows = [row(1, **{"rewards/reward/mean": 0.5}), {"step": 1, "eval_reward": 9.0, "eval_rewards/reward/mean": 0.5, "eval_step": 7}]
+    evaluations = runs.from_rows(rows).evaluations
+    assert evaluations.columns.is_unique and evaluations["reward"].tolist() == [0.5] and evaluations["step"].tolist() == [1]
+
+
+@pytest.mark.parametrize("damage", [{"model": "x"}, {"requested": None}, {"rewards": ["a"]}, {"steering": 3}])
+def test_a_record_with_damaged_parts_is_read_without_them(tmp_path, damage):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "log.jsonl").write_text("".join(json.dumps(row(step)) + "\n" for step in [1, 2, 1e300]))
+    write_json(folder / "run.json", {"status": "finished", "requested": {}, "model": {}, **damage})
+    record = runs.read(folder)
+    assert f"damaged at {next(iter(damage))}" in record.notes[0] and len(record.log) == 2
+    assert runs.summary([record])["steps"].tolist() == [2] and runs.labels([record])

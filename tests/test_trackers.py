@@ -20,12 +20,19 @@ def installed(monkeypatch):
         os.environ.pop(variable, None)
 
 
-@pytest.mark.parametrize("asked", ["trackio", ["tensorboard", "trackio"], "tensorboard trackio"])
+@pytest.mark.parametrize("asked", ["trackio", ["tensorboard", "trackio"]])
 def test_a_tracker_that_is_not_installed_is_refused_by_name_with_the_way_out(installed, asked):
     installed.add("tensorboard")
     with pytest.raises(guard.SettingsError, match="trackio, which is not installed: pip install trackio") as error:
         guard.check({"report_to": asked})
     assert "tensorboard, which" not in str(error.value)
+
+
+@pytest.mark.parametrize("asked", ["wandbb", "tensorboard trackio", ["wandb", ""]])
+def test_a_name_that_nobody_knows_is_refused_before_anything_is_loaded(installed, asked):
+    installed.add("wandb")
+    with pytest.raises(guard.SettingsError, match="which transformers does not know: give one or a list of tensorboard, trackio, wandb"):
+        guard.check({"report_to": asked})
 
 
 @pytest.mark.parametrize(("asked", "found"), [("none", []), (None, []), ([], []), ("all", ["wandb"]), ("wandb", ["wandb"]), ("mlflow", ["mlflow"])])

@@ -93,7 +93,10 @@ def test_the_log_has_what_we_steer_and_measure(whole):
 def talkative(prompts, completions, completion_ids, log_extra, log_metric, **columns):
     print(f"scoring {len(completions)}\x00", "x" * 2 * training.PRINTED)
     log_extra("words", [str(completion[0]["content"].split()[:2]) for completion in completions])
-    log_extra("advantage", ["not theirs"] * len(completions))
+    for taken in ("advantage", "step", "group"):
+        log_extra(taken, ["not theirs"] * len(completions))
+    log_extra("odd", [1, "x", None, 10**30, {}, True, 2.5, [1]])
+    assert sys.stdout.encoding and sys.stdout.isatty() in (True, False)
     log_metric("longest", max(map(len, completion_ids)))
     return [float(len(ids)) for ids in completion_ids]
 
@@ -105,12 +108,14 @@ def test_what_a_reward_prints_and_logs_is_kept_by_step_and_still_shown(tmp_path,
     assert len(printed[0]["text"]) < training.PRINTED + 50 and printed[0]["text"].endswith("characters more")
     assert capsys.readouterr().out.count("scoring 8") == 2, "kept, and passed on"
     table = pd.read_parquet(run.folder / "completions/completions_00002.parquet")
-    assert table["words"].str.startswith("[").all() and table["advantage"].dtype == float
+    assert table["words"].str.startswith("[").all() and table["advantage"].dtype == float and table["step"].tolist() == [2] * 8
+    assert table["odd"].tolist()[:2] == ["1", "x"] and table["odd"][3] == str(10**30)
     assert all(row["longest"] == row["completions/max_length"] for row in rows_of(run.folder / "log.jsonl") if "reward" in row)
 
 
 def test_columns_of_the_data_set_are_kept_short_and_as_plain_values():
     rows = [{"prompt": "p", "answer": 3, "text": "y" * 5000, "tests": [{"in": 1}], "none": None}, {"prompt": "p", "answer": 4}]
+    assert training.of_one_kind([True, 2, None]) == [1.0, 2.0, None] and training.of_one_kind([2**70, 1]) == [float(2**70), 1.0]
     kept = training.data_columns(rows)
     assert kept["data/answer"] == [3, 4] and kept["data/tests"] == ['[{"in": 1}]', None] and kept["data/none"] == [None, None]
     assert len(kept["data/text"][0]) == training.SHORT and "data/prompt" not in kept and training.data_columns([]) == {}
@@ -254,12 +259,13 @@ def test_a_second_ctrl_c_ends_it_in_the_middle_of_the_step_and_nothing_is_lost(w
 def test_a_reward_that_raises_ends_the_run_clearly_with_the_steps_before_it_saved(whole, tmp_path):
     folder = training_child.prepare(tmp_path)
     run = folder / "run"
-    healthy = training_child.OWN.replace('"""The', '"""A').replace("    return sum", "    import pathlib\n    assert not pathlib.Path(PLACE).exists(), 'own bug'\n    return sum")
+    healthy = training_child.OWN.replace('"""The', '"""A').replace("    return sum", "    import pathlib\n    if pathlib.Path(PLACE).exists():\n        print('last words')\n    assert not pathlib.Path(PLACE).exists(), 'own bug'\n    return sum")
     (folder / "my_rewards.py").write_text(healthy.replace("@reward", f"PLACE = {str(tmp_path / 'now')!r}\n\n\n@reward"))
     with pytest.raises(TrainingError, match="(?s)own bug.*goes on after step 3"):
         training_child.train(folder, lambda run: [After(3, lambda _: (tmp_path / "now").write_text(""))])
     record = json.loads((run / "run.json").read_text())
     assert record["status"] == "failed" and "own_reward" in record["reason"] and record["steps"] == 3
+    assert rows_of(run / "printed.jsonl") == [{"step": 4, "text": "last words\n"}], "of the step that failed too"
     (tmp_path / "now").unlink()
     child = start(folder, folder / "out.txt")
     child.join()

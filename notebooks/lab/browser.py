@@ -146,12 +146,13 @@ def smaller_page(found: Row, most_mb: float) -> tuple[str, int, int]:
 
 
 def shrunk(found: Row, limit: int, characters: int) -> Row:
-    """The payload with fewer completions, chosen as `Completions.select` does."""
-    table = found["completions"]
+    """The payload with fewer completions, chosen as `Completions.select` does, and without held-out answers."""
+    table, apart = found["completions"], held_out.held_out_prompts(found)
     rows = pd.DataFrame({name: table[name] for name in ("step", "group", "prompt", "suspect")})
     rows["length"] = [len(text) for text in table["text"]]
+    trained = rows[[not apart[prompt] for prompt in rows["prompt"]]]
     asked = pd.Series([len(text) for text in found["prompts"]["text"]], dtype=int)
-    groups = rows.groupby(["step", "group"], as_index=False).agg(
+    groups = trained.groupby(["step", "group"], as_index=False).agg(
         n=("step", "size"), length=("length", "sum"), suspect=("suspect", "max"), prompt=("prompt", "first")
     )
     groups["characters"] = groups["length"] + groups["prompt"].map(asked)
@@ -171,9 +172,10 @@ def with_rows(found: Row, kept: list[int], said: str) -> Row:
     rows["prompt"] = [at[prompt] for prompt in rows["prompt"]]
     more = {str(new[int(i)]): why for i, why in found["suspects"]["more"].items() if int(i) in new}
     words = f"{len(kept):,} of the {len(table['step']):,} completions of the whole page: {said}."
+    rest = f"{len(table['step']) - len(kept):,} completions of the page's file, held-out answers among them."
     return {
         **found, "completions": rows, "prompts": only(found["prompts"], shown), "suspects": {**found["suspects"], "more": more},
-        "selection": {**found["selection"], "kept": len(kept), "said": words},
+        "selection": {**found["selection"], "kept": len(kept), "said": words, "left_out": rest},
     }  # fmt: skip
 
 

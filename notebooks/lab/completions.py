@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -312,9 +313,9 @@ class Files:
 
 
 def parquet(files: Sequence[File]) -> str:
-    """SQL for files of one layout, with columns c0, c1…"""
-    paths = ", ".join(literal(str(file.path)) for file in files)
-    return f"read_parquet([{paths}]) AS t({', '.join(f'c{i}' for i in range(len(files[0].columns)))})"
+    """SQL for files of one layout, with columns c0, c1… A folder's name is neither a pattern nor a column's value."""
+    paths = ", ".join(literal(re.sub(r"([\[*?])", r"[\1]", str(file.path))) for file in files)
+    return f"read_parquet([{paths}], hive_partitioning=false) AS t({', '.join(f'c{i}' for i in range(len(files[0].columns)))})"
 
 
 # --------------------------------------------------------------------------- rewards

@@ -28,10 +28,10 @@ import pandas as pd
 
 # Below, "healthy runs of ours" are CPU runs of notebooks 03 and 06: 60 to 80 steps of 64 completions, starter policy.
 
-# What decides that an answer is right, in `rewards.py`; another reward has to be named to `diagnose`.
+# What decides that an answer is right, in `rewards.py` and `trl.rewards`; another reward has to be named to `diagnose`.
 CORRECTNESS = (
     "correctness_reward", "math_reward", "multiple_choice_reward", "code_reward", "json_reward", "countdown_reward",
-    "schedule_reward",
+    "schedule_reward", "accuracy_reward", "reasoning_accuracy_reward",  # the last two are TRL's
 )  # fmt: skip
 
 WINDOW = 10  # steps; the mean of ten has a third of one step's noise, and ten steps are minutes, not a night
@@ -773,6 +773,6 @@ def convergence(log: pd.DataFrame, *, window: int = TREND_STEPS) -> Convergence:
     spread = float(np.sqrt(left @ left / (len(values) - 2) / (x @ x)))
     trend = "flat" if abs(slope) <= max(MOVED * spread, SAME) else "rising" if slope > 0 else "falling"
     how = {"rising": "rises by", "falling": "falls by", "flat": "shows no clear trend:"}[trend]
-    size = f"{abs(slope):.3f}" if trend != "flat" else f"{slope:+.3f}"
-    sentence = f"The reward {how} {size} points a step (± {spread:.3f}, last {len(values)} steps).{note}"
+    size = f"{abs(slope):.2g}" if trend != "flat" else f"{slope:+.2g}"
+    sentence = f"The reward {how} {size} points a step (± {spread if spread > SAME else 0:.2g}, last {len(values)} logged steps).{note * (trend == 'flat')}"
     return Convergence(trend, slope, spread, len(values), sentence)

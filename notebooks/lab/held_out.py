@@ -6,27 +6,45 @@ They are completions of groups of one, without an advantage; a column of the pro
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 
+from lab.completions import LONGEST_TEXT
 from lab.run_folder import step_of
 from lab.runs import Record
 
 MOST = 4_000  # answers in the page; of more, the first prompts are kept, each with all of its answers
-SET, TRAINING, HELD_OUT = "set", "training", "held out, greedy"
+SET, TRAINING, HELD_OUT = "set", "training", "held out"
 Row = dict[str, Any]
 
 
 def answers(record: Record, most: int = MOST) -> pd.DataFrame:
     """The held-out answers of all evaluations, a row each, with `step`; without those of a run that kept no prompts."""
-    tables = [pd.read_parquet(path).assign(step=step_of(path)) for path in record.held_out]
-    tables = [table for table in tables if {"prompt", "completion"} <= set(table)]
+    tables = [table for path in record.held_out if (table := answers_in(path)) is not None]
     if not tables:
         return pd.DataFrame()
     table = pd.concat(tables, ignore_index=True).drop_duplicates(["step", "prompt"])
     kept = list(table["prompt"].drop_duplicates())[: max(1, most // len(tables))]
     return table[table["prompt"].isin(kept)].reset_index(drop=True)
+
+
+def answers_in(path: Path) -> pd.DataFrame | None:
+    """The answers of one evaluation, long texts cut; None where the file is damaged or has no prompts."""
+    try:
+        table = pd.read_parquet(path).assign(step=step_of(path))
+    except (OSError, pa.ArrowException):
+        return None
+    return table if {"prompt", "completion"} <= set(table) else None
+
+
+def held_out_prompts(found: Row) -> list[bool]:
+    """Whether each prompt of a payload is a held-out one."""
+    columns = (values for name, values in found["prompts"]["data"].items() if name.startswith(SET))
+    mark = next((values for values in columns if values and set(values) <= {TRAINING, HELD_OUT}), None)
+    return [False] * len(found["prompts"]["text"]) if mark is None else [value == HELD_OUT for value in mark]
 
 
 def totals(record: Record, table: pd.DataFrame, names: Sequence[str]) -> list[float | None]:
@@ -66,12 +84,14 @@ def added(found: Row, record: Record, span: Callable[[str], list[int] | None], p
     before, prompts = len(found["prompts"]["text"]), list(table["prompt"].drop_duplicates())
     names, first = [r["name"] for r in found["rewards"]], max(found["completions"]["group"], default=-1) + 1
     place = {prompt: i for i, prompt in enumerate(prompts)}
+    whole = table["completion"].astype(str)
+    table = table.assign(completion=whole.str[:LONGEST_TEXT])
     n, nth, total = len(table), [place[prompt] for prompt in table["prompt"]], totals(record, table, names)
     rows = {
         "prompt": [before + i for i in nth], "step": table["step"].tolist(), "group": [first + i for i in nth], "place": [1] * n,
-        "cut": [0] * n, "total": [plain(value) for value in total], "advantage": [None] * n,
-        "tokens": [plain(value) for value in column(table, "tokens")], "text": table["completion"].astype(str).tolist(),
-        "answer": [span(text) for text in table["completion"].astype(str)], "right": verdicts(table, found["rewards"]),
+        "cut": (whole.str.len() - LONGEST_TEXT).clip(lower=0).tolist(), "total": [plain(value) for value in total], "advantage": [None] * n,
+        "tokens": [plain(value) for value in column(table, "tokens")], "text": table["completion"].tolist(),
+        "answer": [span(text) for text in table["completion"]], "right": verdicts(table, found["rewards"]),
         "scores": {name: [plain(value) for value in column(table, name)] for name in names},
         "extras": {name: [None] * n for name in found["completions"]["extras"]}, "suspect": [0] * n,
     }  # fmt: skip

@@ -74,10 +74,16 @@ def window_for(rows: int) -> int:
     return max(1, min(max(9, rows // 25), rows // 3))
 
 
-def smooth(values: pd.Series, window: int | None = None, how: str = "mean") -> pd.Series:
-    """Centred moving mean (or median): it shows the trend and, unlike a trailing one, does not lag behind the points."""
-    rolling = values.rolling(window or window_for(len(values)), center=True, min_periods=1)
-    return rolling.median() if how == "median" else rolling.mean()
+def smooth(values: pd.Series, window: int | None = None, how: str = "mean", cuts: Sequence[int] = ()) -> pd.Series:
+    """Centred moving mean (or median): it shows the trend and, unlike a trailing one, does not lag behind the points.
+
+    Args:
+        cuts: steps at which something else begins: what lies before and after is not mixed.
+    """
+    width = window or window_for(len(values))
+    parts = values.groupby(np.searchsorted(sorted(cuts), values.index, side="right"))
+    rolled = [part.rolling(width, center=True, min_periods=1) for _, part in parts]
+    return pd.concat([rolling.median() if how == "median" else rolling.mean() for rolling in rolled] or [values])
 
 
 def finite(values: pd.Series) -> pd.Series:
@@ -90,10 +96,12 @@ def thin(values: pd.Series) -> pd.Series:
     return values.iloc[:: max(1, -(-len(values) // POINTS))]
 
 
-def curve(axes: Axes, values: pd.Series, label: str | None = None, how: str = "mean", **look: Any) -> pd.Series:
+def curve(
+    axes: Axes, values: pd.Series, label: str | None = None, how: str = "mean", cuts: Sequence[int] = (), **look: Any
+) -> pd.Series:
     """Raw points and the smoothed line, which is returned. `values` has the steps as its index."""
     values = finite(values)
-    line = smooth(values, how=how)
+    line = smooth(values, how=how, cuts=cuts)
     look = {"color": COLOURS[0], "linewidth": 2, "marker": "o" if len(values) == 1 else "", **look}
     axes.plot(thin(line).index, thin(line), label=label, **look)
     axes.plot(thin(values).index, thin(values), ".", color=look["color"], alpha=0.4, markersize=4.5, markeredgewidth=0, zorder=1)
@@ -261,6 +269,12 @@ def weight_marks(record: Record) -> Iterator[Mark]:
         yield Mark(step - 0.5, 2, f"weights from step {step}: {', '.join(told)}")
 
 
+def regimes(record: Record) -> dict[int, str]:
+    """The steps from which on the total is another sum, with what changed: a reward was edited, or weights changed."""
+    edits = {step: f"{name} from step {step}" for step, name in runs.edits(record).items()}
+    return dict(sorted((edits | {int(mark.at + 0.5): mark.said for mark in weight_marks(record)}).items()))
+
+
 def temperature_marks(record: Record) -> Iterator[Mark]:
     if "temperature" not in record.log:
         return
@@ -326,9 +340,10 @@ def draw_total(axes: Axes, record: Record) -> None:
     panel(axes, record, "Total reward", "weighted sum")
     if absent(axes, record, "reward"):
         return
-    line = curve(axes, record.log["reward"], color=COLOURS[6])
+    cuts = list(regimes(record))
+    line = curve(axes, record.log["reward"], color=COLOURS[6], cuts=cuts)
     if "reward_std" in record.log:
-        spread = smooth(finite(record.log["reward_std"])).reindex(line.index)
+        spread = smooth(finite(record.log["reward_std"]), cuts=cuts).reindex(line.index)
         low, high, said = thin(line - spread), thin(line + spread), "± reward_std, over the step's completions"
         axes.fill_between(low.index, low, high, color=COLOURS[6], alpha=0.13, linewidth=0, label=said)
     key(axes, gaps(record.log["reward"]))
@@ -430,7 +445,10 @@ def draw_signal(axes: Axes, record: Record) -> None:
     if "reward_std" in record.log:
         curve(axes, record.log["reward_std"], "reward_std (left)", color=COLOURS[0])
     axes.set_ylim(bottom=0)
-    if "frac_reward_zero_std" in record.log:
+    batch = record.about.get("requested", {}).get("scale_rewards") == "batch"  # TRL then counts steps without spread, not groups
+    if batch:
+        missing = ["the share of groups without spread is not measured with scale_rewards = batch: it"]
+    elif "frac_reward_zero_std" in record.log:
         shares = percent_axis(axes, "% of groups without spread")
         said = "% of groups without spread (right)"
         curve(shares, 100 * record.log["frac_reward_zero_std"], said, color=COLOURS[1], linestyle="--")
@@ -688,7 +706,7 @@ def draw_group(axes: Axes, group: Group, pick: Callable[[Record], pd.Series], ho
     middle = thin(table.mean(axis=1))
     axes.plot(middle.index, middle, linewidth=2, **({"marker": "o"} if len(middle) == 1 else {}), **group.look)
     for record, _ in there:
-        at = table.mean(axis=1)[[step for step in runs.edits(record) if step in table.index]]
+        at = table.mean(axis=1)[[step for step in regimes(record) if step in table.index]]
         axes.plot(at.index, at, "X", color=group.look["color"], markeredgecolor="black", markersize=7, zorder=4)
 
 
@@ -726,8 +744,8 @@ def what_differs(groups: Sequence[Group]) -> list[str]:
         "Correctness is what different rewards say: ": right if len(right) > 1 else [],
         "Not in all runs, so in their totals only: ":
             [f"{name} ({letter})" for letter, record in every for name in runs.scores(record) if name not in common],
-        "✕: a reward was edited, and scores differently from there on: ":
-            [f"{name} from step {step} ({letter})" for letter, record in every for step, name in runs.edits(record).items()],
+        "✕: from here on the total is another sum: ":
+            [f"{said} ({letter})" for letter, record in every for said in regimes(record).values()],
         "The rewards' sources differ: scores of one name may measure different things: ": sources if len(sources) > 1 else [],
         "KL was not measured, because beta is 0: ": [letter for letter, record in every if "kl" not in record.log],
         "Drawn up to where the shortest of its runs ends: ":
@@ -798,14 +816,19 @@ def draw_compared(axes: Axes, groups: Sequence[Group], pick: Callable[[Record], 
 
 
 def halfway(record: Record) -> pd.DataFrame:
-    """For each reward where its smoothed curve began and ended, and the first step at which it had come half of the way."""
+    """For each reward where its smoothed curve began and ended, and the first step at which it had come half of the way.
+
+    A reward with fewer than 15 logged steps has none of them: begin and end would be the same steps.
+    """
     lines = {}
     for name, values in runs.scores(record).items():
-        line = smooth(values).dropna()
-        begin, end = line.iloc[:5].mean(), line.iloc[-5:].mean()
+        line = smooth(finite(values)).dropna()
+        known = len(line) >= 15
+        begin, end = (line.iloc[:5].mean(), line.iloc[-5:].mean()) if known else (np.nan, np.nan)
         passed = line.index[(line - begin) >= (end - begin) / 2] if end > begin else []
         lines[name] = {"begin": begin, "end": end, "halfway at step": int(passed[0]) if len(passed) else None}
-    return pd.DataFrame.from_dict(lines, orient="index").astype({"halfway at step": "Int64"}).rename_axis("reward")
+    table = pd.DataFrame.from_dict(lines, orient="index", columns=["begin", "end", "halfway at step"])
+    return table.astype({"halfway at step": "Int64"}).rename_axis("reward")
 
 
 def token_histogram(prompts_by_tokens: dict[int, int], limit: int) -> Figure:

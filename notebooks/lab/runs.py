@@ -7,6 +7,7 @@ the middle of a write: what is half-written is left out, and `Record.notes` says
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import zlib
@@ -23,6 +24,7 @@ from lab import health
 from lab.files import MissingInputError, relative
 from lab.run_folder import FREE_AT_RESUME, MADE_BY, how_it_stands, step_of
 
+TOTAL_ERROR = 2e-3  # of a total, from means that were rounded in the log
 STATE = "trainer_state.json"  # where transformers' Trainer keeps its log
 LOGGED = {  # by TRL, transformers and this project; what else stands in a log, a reward has put there with log_metric
     "step", "epoch", "loss", "grad_norm", "learning_rate", "reward", "reward_std", "frac_reward_zero_std", "entropy", "kl",
@@ -52,6 +54,7 @@ class Record:
         completions: the readable Parquet files of training completions, in the order of their steps.
         held_out: those of the evaluations' answers.
         given_weights: weights by reward for a run whose record does not have them.
+        given_correctness: the rewards that decide what is right, where the reader said so.
     """
 
     folder: Path
@@ -66,14 +69,16 @@ class Record:
     completions: list[Path]
     held_out: list[Path] = field(default_factory=list)
     given_weights: Mapping[str, float] = field(default_factory=dict)
+    given_correctness: tuple[str, ...] = ()
 
     def reward_names(self) -> list[str]:
         """The rewards' metric names, an edited reward's versions apart: format_reward, format_reward_v2."""
         return [column[len("rewards/") : -len("/mean")] for column in self.log.columns if health.is_mean(column)]
 
     def correctness(self) -> tuple[str, ...]:
-        """The rewards that decide what is right: those of which `run.json` says so, else `health.CORRECTNESS`."""
-        return tuple(entry["name"] for entry in recorded_rewards(self.about) if entry.get("decides")) or health.CORRECTNESS
+        """The rewards that decide what is right: as given to `read`, else as `run.json` says, else `health.CORRECTNESS`."""
+        recorded = tuple(entry["name"] for entry in recorded_rewards(self.about) if entry.get("decides"))
+        return self.given_correctness or recorded or health.CORRECTNESS
 
     def weights(self) -> pd.DataFrame:
         """The weight of each reward at each step, NaN where that version of it was not in use.
@@ -123,18 +128,21 @@ def recorded_rewards(about: Row) -> list[Row]:
 
 
 def read(
-    folder: Path | str, name: str | None = None, weights: Mapping[str, float] | None = None, need_steps: bool = True
-) -> Record:
+    folder: Path | str, name: str | None = None, weights: Mapping[str, float] | None = None,
+    correctness: Sequence[str] = (), need_steps: bool = True,
+) -> Record:  # fmt: skip
     """The run in a folder, of this project or of any TRL trainer, as far as it has come.
 
     Args:
         name: what legends call it; the folder's name if None.
-        weights: by reward, for a folder that does not keep them (a plain TRL one): without, all count as 1.
+        weights: by reward, for a folder that does not keep them (a plain TRL one); without, those that the log's totals
+            follow from, or 1.
+        correctness: the rewards that decide what is right, where the run does not say and `health.CORRECTNESS` has none.
         need_steps: refuse a run without a training step; otherwise its log is empty.
 
     Raises MissingInputError for a folder that is no run, and ValueError where no step is there yet.
     """
-    folder, notes = Path(folder), []
+    folder, notes = Path(folder).expanduser(), []
     ours = (folder / "log.jsonl").exists() or (folder / "run.json").exists()
     if ours:
         about, rows = read_about(folder, notes), read_rows(folder / "log.jsonl", notes)
@@ -148,11 +156,29 @@ def read(
     record = Record(
         folder, name or folder.resolve().name, "ours" if ours else "trl", about, log, evaluations,
         read_rows(folder / "events.jsonl", notes), read_rows(folder / "printed.jsonl", notes), notes,
-        readable(folder, "completions", notes), readable(folder, "held_out", notes), dict(weights or {}),
+        readable(folder, "completions", notes), readable(folder, "held_out", notes), dict(weights or {}), tuple(correctness),
     )  # fmt: skip
-    if unknown := [one for one in record.given_weights if len(log) and one not in record.reward_names()]:
+    if unknown := [one for one in (*record.given_weights, *correctness) if len(log) and one not in record.reward_names()]:
         raise ValueError(f"There is no reward {unknown[0]!r} in {folder}: its rewards are {', '.join(record.reward_names())}.")
-    return record
+    if ours or weights or log.empty:
+        return record
+    return dataclasses.replace(record, given_weights=weights_behind(record, notes))
+
+
+def weights_behind(record: Record, notes: list[str]) -> dict[str, float]:
+    """The weights that the logged totals follow from, for a run that does not keep them; {} where they cannot be told."""
+    names = record.reward_names()
+    table = record.log[[*(f"rewards/{name}/mean" for name in names), "reward"]].replace([np.inf, -np.inf], np.nan).dropna()
+    means, totals = table.to_numpy()[:, :-1], table.to_numpy()[:, -1:]
+    if not names or not len(table) or np.allclose(means.sum(axis=1, keepdims=True), totals, atol=TOTAL_ERROR):
+        return {}
+    solved, _, rank, _ = np.linalg.lstsq(means, totals, rcond=1e-6)
+    if rank == len(names) < len(table) and np.allclose(means @ solved, totals, atol=TOTAL_ERROR):
+        found = {name: float(f"{weight:.3g}") for name, weight in zip(names, solved[:, 0])}
+        notes.append(f"weights as the log's totals tell them: {', '.join(f'{name} {w:g}' for name, w in found.items())}")
+        return found
+    notes.append("the totals are not the plain sums of the rewards, and their weights are not known: all count as 1 (give `weights`)")
+    return {}
 
 
 def from_rows(rows: Iterable[Row], events: Iterable[Row] = (), about: Row | None = None, name: str = "run") -> Record:
@@ -164,7 +190,7 @@ def from_rows(rows: Iterable[Row], events: Iterable[Row] = (), about: Row | None
 
 def not_a_run(folder: Path) -> str:
     if not folder.exists():
-        return f"{folder} is not there: run notebook {MADE_BY} first, it makes it."
+        return f"{folder} is not there: run notebook {MADE_BY} first, which makes outputs/run, or name the folder of another run."
     inside = [path.parent for path in sorted(folder.glob("*/log.jsonl"))]
     hint = f"There is a run in {inside[0]}." if inside else f"Notebook {MADE_BY} makes a run, in outputs/run."
     return f"{folder} is no run: it has neither log.jsonl, nor {STATE}, nor checkpoint-N/{STATE}, nor completions/. {hint}"
@@ -182,7 +208,11 @@ def no_steps(folder: Path, ours: bool, about: Row) -> str:
 
 def read_about(folder: Path, notes: list[str]) -> Row:
     try:
-        return how_it_stands(folder)
+        found = how_it_stands(folder)
+        odd = [name for name in ("model", "requested", "effective", "rewards", "steering") if not isinstance(found.get(name, {}), dict)]
+        if odd:
+            notes.append(f"run.json is damaged at {', '.join(odd)}: what stands there is left out")
+        return {name: value for name, value in found.items() if name not in odd}
     except FileNotFoundError:
         notes.append("run.json is missing: settings, weights and status are not known")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -238,9 +268,8 @@ def readable(folder: Path, kind: str, notes: list[str]) -> list[Path]:
     """The Parquet files of `completions` or `held_out` whose footer can be read, in the order of their steps."""
     files = sorted((p for p in folder.glob(f"{kind}/{kind}_*.parquet") if step_of(p) >= 0), key=step_of)
     whole = [path for path in files if has_footer(path)]
-    if len(whole) < len(files):
-        lost = len(files) - len(whole)
-        notes.append(f"{lost} half-written file{'s' * (lost > 1)} of {kind} left out")
+    if lost := [path.name for path in files if path not in whole]:
+        notes.append(f"{len(lost)} half-written file{'s' * (len(lost) > 1)} of {kind} left out: {lost[0]}{' …' * (len(lost) > 1)}")
     return whole
 
 
@@ -267,11 +296,11 @@ def split(rows: Iterable[Row], notes: list[str]) -> tuple[pd.DataFrame, pd.DataF
         evaluation = {name[len("eval_") :]: value for name, value in row.items() if name.startswith("eval_")}
         if step is None:
             lost += training or bool(evaluation)
-        elif evaluation:
-            evaluated.setdefault(step, {}).update(evaluation)
-        elif training:
+        elif training:  # asked first: a reward may log a metric called eval_…
             again += step in steps
             steps[step] = row
+        elif evaluation:
+            evaluated.setdefault(step, {}).update(evaluation)
     if second:
         notes.append(f"{second} step{'s' * (second > 1)} that went over a batch once more have no reward and are left out")
     if lost:
@@ -283,7 +312,7 @@ def split(rows: Iterable[Row], notes: list[str]) -> tuple[pd.DataFrame, pd.DataF
 
 def step_in(row: Row) -> int | None:
     value = as_number(row.get("step"))
-    return int(value) if math.isfinite(value) and value >= 0 else None
+    return int(value) if 0 <= value < 2**53 else None
 
 
 def as_number(value: Any) -> float:
@@ -310,7 +339,9 @@ def as_log(steps: Mapping[int, Row]) -> pd.DataFrame:
 def as_evaluations(evaluated: Mapping[int, Row]) -> pd.DataFrame:
     order = sorted(evaluated)
     table = numeric(pd.DataFrame([evaluated[step] for step in order], index=range(len(order))))
-    table = table.rename(columns={name: name[len("rewards/") : -len("/mean")] for name in table if health.is_mean(name)})
+    names = {name: name[len("rewards/") : -len("/mean")] for name in table if health.is_mean(name)}
+    table = table.drop(columns=[name for name in table if name == "step" or name in names.values()]).rename(columns=names)
+    table = table.drop(columns=["step", "n"], errors="ignore") if {"step", "n"} & set(names.values()) else table
     table = table.assign(n=table["n"] if "n" in table else np.nan)
     table.insert(0, "step", order)
     return table
@@ -433,7 +464,7 @@ def called(record: Record) -> str:
 
 
 def summary(records: Sequence[Record], by: Callable[[Record], str] | None = None) -> pd.DataFrame:
-    """A row a run: its group, steps, seconds, and what it has come to, which is the mean of the last 10 steps.
+    """A row a run: its group, steps, seconds, and what it has come to: the mean of the last 10 steps, of KL the median.
 
     Args:
         by: a record's group; those of `labels` if None.
@@ -448,9 +479,14 @@ def summary(records: Sequence[Record], by: Callable[[Record], str] | None = None
             "seconds": as_number(record.about.get("seconds", log.get("step_time", pd.Series(dtype=float)).sum())),
             "reward": mean_of(last, "reward"), "correctness": correct(record).iloc[-LAST:].mean(),
             "held-out correctness": held_out.iloc[-1] if len(held_out) else np.nan,
-            "kl": mean_of(last, "kl"), "tokens": mean_of(last, "completions/mean_length"),
+            "kl": median_of(last, "kl"), "tokens": mean_of(last, "completions/mean_length"),
         })  # fmt: skip
     return pd.DataFrame(lines).set_index("run")
+
+
+def median_of(table: pd.DataFrame, column: str) -> float:
+    """As `mean_of`, for what has single wild steps."""
+    return float(table[column].replace([np.inf, -np.inf], np.nan).median()) if column in table else np.nan
 
 
 def mean_of(table: pd.DataFrame, column: str) -> float:

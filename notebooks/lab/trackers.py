@@ -25,7 +25,7 @@ SET: dict[str, str] = {}  # variables that were set here
 
 def asked_for(report_to: str | Sequence[str] | None) -> list[str]:
     """The trackers that `report_to` names; "all" is all that are installed."""
-    names = report_to.split() if isinstance(report_to, str) else list(report_to or [])
+    names = [report_to] if isinstance(report_to, str) else list(report_to or [])
     if "all" in names:
         return [name for name in TRACKERS if importlib.util.find_spec(name)]
     return [name for name in names if name != "none"]
@@ -33,7 +33,11 @@ def asked_for(report_to: str | Sequence[str] | None) -> list[str]:
 
 def not_installed(report_to: str | Sequence[str] | None) -> Iterator[str]:
     """What is wrong with `report_to`, in a sentence each."""
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
     for name in asked_for(report_to):
+        if name not in INTEGRATION_TO_CALLBACK:
+            yield f"report_to asks for {name!r}, which transformers does not know: give one or a list of {', '.join(TRACKERS)}."
         if name in TRACKERS and not importlib.util.find_spec(name):
             yield f'report_to asks for {name}, which is not installed: pip install {name}, or REPORT_TO = "none".'
 

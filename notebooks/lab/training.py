@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import io
 import json
 import os
 import platform
@@ -226,8 +225,7 @@ class Run(Part):
             return
         if "reward" in (logs or {}):
             write_table(self.completions(), self.folder / "completions" / f"completions_{state.global_step:05d}.parquet")
-            if text := self.printed.taken():
-                append(self.folder / "printed.jsonl", {"step": state.global_step, "text": text})
+            self._keep_printed(state.global_step)
         append(self.folder / "log.jsonl", {"step": state.global_step, **(logs or {})})
 
     def on_save(self, args, state, control, **kwargs) -> None:
@@ -236,6 +234,11 @@ class Run(Part):
             kept = {type(part).__name__: part.state() for part in self.parts}
             run_folder.seal(self.folder / f"checkpoint-{state.global_step}", kept)
             self.write("training")  # how long the steps took that a resumed run will have
+
+    def _keep_printed(self, step: int) -> None:
+        text = self.printed.taken()
+        if text and self.main:
+            append(self.folder / "printed.jsonl", {"step": step, "text": text})
 
     # ---- the batch
 
@@ -249,12 +252,12 @@ class Run(Part):
         kept = self.trainer._logs  # filled by TRL at every step, log_completions or not
         scores = {name: kept["rewards"][name] for name in self.trainer.reward_func_names}
         table = {"prompt": kept["prompt"], "completion": kept["completion"], **scores, "advantage": kept["advantages"]}
+        size, step = self.trainer.num_generations, self.trainer.state.global_step
+        ours = {"step": [step] * len(kept["prompt"]), "group": np.arange(len(kept["prompt"])) // size, **table}
         extras = {name: values for name, values in kept["extra"].items() if len(values) == len(kept["prompt"])}
-        table = {**extras, **table}  # a reward that logs a column called like one of ours does not replace it
-        frame = pd.DataFrame({name: list(values) for name, values in table.items()})
-        frame.insert(0, "step", self.trainer.state.global_step)
-        frame.insert(1, "group", np.arange(len(frame)) // self.trainer.num_generations)
-        return frame
+        # a reward that logs a column called like one of ours does not replace it
+        ours |= {name: of_one_kind(values) for name, values in extras.items() if name not in ours}
+        return pd.DataFrame({name: list(values) for name, values in ours.items()})
 
     def _time_the_parts_of_a_step(self) -> None:
         """Seconds of generating and of scoring as metrics; lengths in tokens and the data set's columns beside each
@@ -360,6 +363,7 @@ class Run(Part):
         with contextlib.suppress(Exception):
             (self.folder / ".reserve").unlink(missing_ok=True)  # room for the last words on a full disk
             self.write(status)
+            self._keep_printed(self.trainer.state.global_step + 1)  # of the step that failed
             if not self.main:  # the process that writes may hang in a collective now, and be killed without a word
                 last = {"reason": reason, "process": self.trainer.accelerator.process_index}
                 append(self.folder / f"failed-{last['process']}.json", last)
@@ -426,25 +430,25 @@ def one_process_first() -> Iterator[bool]:
         yield state.is_main_process
 
 
-class Printed(io.TextIOBase):
-    """Keeps the beginning of what is printed, and passes all of it on."""
+class Printed:
+    """Standard output that keeps the beginning of what is printed, and is otherwise what it was."""
 
     def __init__(self) -> None:
         self.kept, self.left_out, self.out = "", 0, sys.stdout
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        self.out = sys.stdout  # a notebook's own, another one in every cell
+        self.out = self.out if sys.stdout is self else sys.stdout  # a notebook's own, another one in every cell
         with contextlib.redirect_stdout(self):
             yield
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.out, name)
 
     def write(self, text: str) -> int:
         room = PRINTED - len(self.kept)
         self.kept, self.left_out = self.kept + text[:room], self.left_out + len(text[room:])
         return self.out.write(text)
-
-    def flush(self) -> None:
-        self.out.flush()
 
     def taken(self) -> str:
         """What was kept since the last call."""
@@ -456,7 +460,21 @@ class Printed(io.TextIOBase):
 def data_columns(rows: Sequence[Row]) -> dict[str, list]:
     """The data set's columns of a batch as `data/…`, without the prompt; what is no number or short text as short JSON."""
     names = [name for name in rows[0] if name != "prompt"] if rows else []
-    return {f"data/{name}": [short(row.get(name)) for row in rows] for name in names}
+    return {f"data/{name}": of_one_kind([short(row.get(name)) for row in rows]) for name in names}
+
+
+def of_one_kind(values: Sequence) -> list:
+    """Values as one column of a Parquet file can hold them: numbers, truths or texts; mixed with texts, all are texts."""
+    values = [value.item() if getattr(value, "ndim", None) == 0 else value for value in values]  # of numpy or torch
+    values = [value if isinstance(value, str | bool | int | float | None) else short(value) for value in values]
+    kinds = {type(value) for value in values if value is not None}
+    if not kinds & {str, bool} and all(value is None or abs(value) < 2**63 or value != value for value in values):
+        return values
+    if len(kinds) <= 1 and kinds & {str, bool}:
+        return values
+    if kinds <= {bool, int, float}:
+        return [None if value is None else float(value) for value in values]
+    return [None if value is None else str(value) for value in values]
 
 
 def short(value: Any) -> Any:

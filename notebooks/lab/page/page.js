@@ -7,7 +7,6 @@
   const SHOWN = 20000; // characters of a text shown before "show all"
   const MOST_WORDS = 40000; // of both texts, beyond what they share at their ends
   const MOST_EDITS = 2500; // words apart: time grows with words × edits, memory with the square of the edits
-  const LONG_CELL = 24; // characters: from this mean length on, a data column stands behind the numbers
   const MOST_TAGS = 2000; // of a kind in one text: a megabyte of tags must not become as many elements
   const VIEWS = [["prompts", "Prompts"], ["compare", "Compare"], ["completions", "Completions"],
     ["suspects", "Suspects"], ["log", "Reward log"]];
@@ -153,6 +152,8 @@
   }
 
   const prompts = data.prompts, completions = data.completions;
+  const SET = data.data_columns.find((name) => /^set\b/.test(name) && // training or held out, where there are both
+    prompts.data[name]?.every((value) => value === "training" || value === "held out"));
   const total = completions.text.length;
   const everyCompletion = Array.from({ length: total }, (_, i) => i);
   const ofPrompt = prompts.text.map(() => []); // completions of each prompt, by step and place as the payload has them
@@ -616,28 +617,20 @@
   }
 
   function promptColumns() {
-    const known = data.data_columns.map((name) => scalars(`data/${name}`, name, prompts.data[name] ?? [], undefined,
-      { searched: true, hint: `${visible(name)}: a column of the data set` }));
-    const isLong = data.data_columns.map((name) => lengthOf(prompts.data[name] ?? []) > LONG_CELL);
     return [
       column("prompt", "prompt", "number", (p) => p, { hint: "The prompt's number in this page", link: promptLink }),
       column("text", "text", "long", (p) => prompts.text[p], { searched: true, lower: lowerText("prompts", prompts.text),
         line: promptPreview }),
-      ...known.filter((_, at) => !isLong[at]),
       scalars("tokens", "tokens", prompts.tokens, undefined, { hint: "Length of the prompt" }),
       scalars("seen", "steps", prompts.seen.map((steps) => steps.length), undefined,
         { hint: "Steps of the run in which the prompt was seen" }),
       scalars("n", "completions", prompts.n, undefined, { hint: "Completions of this prompt in the whole run" }),
       scalars("best", "best", prompts.best, undefined, { hint: "Highest total reward in the whole run" }),
       scalars("mean", "mean", prompts.mean, undefined, { hint: "Mean total reward in the whole run" }),
-      ...known.filter((_, at) => isLong[at]), // behind the numbers, which a narrow window would lose
+      // behind the numbers, which a narrow window would lose
+      ...data.data_columns.map((name) => scalars(`data/${name}`, name, prompts.data[name] ?? [], undefined,
+        { searched: true, hint: `${visible(name)}: a column of the data set` })),
     ];
-  }
-
-  /** The mean length of the texts among some values. */
-  function lengthOf(values) {
-    const texts = values.filter((value) => typeof value === "string");
-    return texts.reduce((sum, text) => sum + text.length, 0) / Math.max(1, texts.length);
   }
 
   function promptLink(p) {
@@ -699,7 +692,7 @@
       column("question", "question", "long", (i) => prompts.text[completions.prompt[i]], { hidden: true,
         lower: (i) => lowerText("prompts", prompts.text)(completions.prompt[i]) }),
       ...data.data_columns.map((name) => scalars(`data/${name}`, name, prompts.data[name] ?? [],
-        (i) => completions.prompt[i], { hidden: true })),
+        (i) => completions.prompt[i], { hidden: name !== SET })),
       { ...own("cut"), label: "characters cut", hidden: true },
     ];
   }
@@ -709,7 +702,8 @@
     const columns = completionColumns().filter(({ key }) => key !== "suspect" && key !== "text");
     const text = completionColumns().find(({ key }) => key === "text");
     const after = columns.findIndex(({ key }) => key === "right") + 1;
-    return [...columns.slice(0, after), said, text, ...columns.slice(after)];
+    const rule = completionColumns().find(({ key }) => key === "suspect");
+    return [...columns.slice(0, after), { ...rule, label: "rule" }, said, text, ...columns.slice(after)];
   }
 
   function whySuspect(i) {
