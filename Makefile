@@ -36,7 +36,7 @@ bench: $(VENV)/.ready  ## measure the rewards and the sandbox beside what they r
 bench-training: $(VENV)/.ready  ## measure training: a step beside bare TRL, time to 0.85 correct (about 25 minutes)
 	@$(PY) tests/benchmarks/training_bench.py
 
-bench-browser: $(VENV)/.ready  ## measure the completions page: a million rows asked, 20,000 opened and filtered (about four minutes)
+bench-browser: $(VENV)/.ready  ## measure the completions page: a million rows asked, 20,000 opened and searched (about a minute)
 	@$(PY) tests/benchmarks/browser_bench.py
 
 recipes: $(VENV)/.ready  ## train the grid of notebook 07 again (about 40 minutes on two cores)

@@ -111,7 +111,7 @@ def rule_words(limit: int | None, decides: Sequence[str]) -> dict[str, str]:
 
 
 def number(value: float) -> str:
-    return f"{value:.4g}"
+    return f"{value:.5g}"
 
 
 def above_right(total: float, lowest: float, _: float) -> str:

@@ -124,7 +124,9 @@
     if (typeof DecompressionStream === "undefined") {
       throw new Error("this browser is too old to unpack the data: Chrome or Edge 80, Firefox 113, Safari 16.4 or newer does it");
     }
-    const packed = Uint8Array.from(atob($("payload").textContent), (character) => character.charCodeAt(0));
+    const bytes = atob($("payload").textContent);
+    const packed = new Uint8Array(bytes.length);
+    for (let at = 0; at < packed.length; at++) packed[at] = bytes.charCodeAt(at); // Uint8Array.from takes ten times as long
     const text = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
     const found = JSON.parse(text);
     if (!found || found.version !== 1) throw new Error("it was made by another version of this project; make it again");
