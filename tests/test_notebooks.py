@@ -304,7 +304,7 @@ def test_the_evidence_of_all_notebooks_has_pass_at_1(road):
 
 def test_the_evidence_names_everything_a_person_wants_to_know(road):
     text = run.evidence(road, {name: 61 for name in ROAD})
-    for word in ("strict format", "correct", "n = 12", "95 % interval", "03_train_grpo           1:01", "merged model", "figures"):
+    for word in ("strict format", "correct", "n = 12", "95 % interval", "03_train_grpo           1:01", "merged model", "figures", "completions.html"):
         assert word in text, text
 
 

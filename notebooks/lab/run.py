@@ -125,6 +125,7 @@ def evidence(folder: Path, seconds: dict[str, float]) -> str:
         "",
         f"  merged model   {relative(folder / 'merged')}",
         f"  figures        {relative(folder / 'figures')}",
+        f"  completions    {relative(folder / 'completions.html')}, to open in a browser",
         f"  evaluation     {relative(folder / 'evaluation.json')}",
         f"  notebooks run  {relative(folder / 'executed')}",
     ]
