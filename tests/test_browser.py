@@ -1184,3 +1184,33 @@ def test_the_script_and_the_style_have_nothing_that_the_template_would_take_for_
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|fetch\(|XMLHttp", assets["page.js"]
     )
+
+
+def test_totals_of_steps_with_other_weights_are_said_to_be_different_sums(opened):
+    rows = [one(0, step, 1, f"text {step}", 1.0) for step in (0, 2, 5)]
+    metrics = {"step": [1, 2, 3, 4, 5], "columns": {"weight/format_reward": [1, 1, 1, 0.5, 0.5], "reward": [1, 2, 3, 4, 5]}, "own": []}
+    page = opened(payload(QUESTIONS[:1], rows, metrics=metrics), "#view=compare&prompt=0")
+    assert "different sums" in page.inner_text("#right .status") and "different sums" not in page.inner_text("#left .status")
+    page.goto("about:blank")  # the same address would be no new page
+    page = opened(payload(QUESTIONS[:1], rows[:2], metrics=metrics), "#view=compare&prompt=0")
+    assert "different sums" not in page.inner_text("#right .status"), "before the first step it is the first step's"
+
+
+def test_a_search_in_a_column_that_is_not_there_says_so(opened):
+    page = opened(payload(QUESTIONS, [one(0, 1, 1, "x", 1.0)]), "#view=prompts")
+    page.fill("#prompts input[type=search]", "tmeplate:easy")
+    page.wait_for_timeout(300)
+    assert "There is no column “tmeplate” here." in page.inner_text("#prompts .nothing")
+    page.fill("#prompts input[type=search]", "level:nothing")
+    page.wait_for_timeout(300)
+    assert page.inner_text("#prompts .nothing").endswith("matches the search and the filters.")
+
+
+def test_the_table_of_completions_says_which_are_held_out_and_the_one_of_suspects_which_rule_it_was(opened):
+    questions = [{"text": "a", "data": {"set": "training"}}, {"text": "b", "data": {"set": "held out"}}]
+    rows = [one(0, 1, 1, "x", 1.0, suspect=["very_long"]), one(1, 1, 1, "y", 1.0)]
+    page = opened(payload(questions, rows), "#view=completions")
+    heads = page.locator("#completions thead th").all_inner_texts()
+    assert any("set" == head.strip().split("\n")[0] for head in heads), heads
+    page.keyboard.press("4")
+    assert any("rule" in head for head in page.locator("#suspects thead th").all_inner_texts())

@@ -449,7 +449,7 @@ def test_every_suspect_has_its_reason_with_its_numbers(tmp_path):
     with Completions(make_run(tmp_path, {1: rows}, about={"requested": {"max_completion_length": 200}})) as table:
         assert table.suspects().set_index("rule")["why"].to_dict() == {
             "wrong_but_high": "total 1.2, judged wrong; a right one of this step has 1.2",
-            "very_long": "200 tokens: cut off at the limit of 200",
+            "very_long": "200 tokens: at the limit of 200",
         }
         assert "200 tokens" in table.rules()["very_long"] and "correctness_reward" in table.rules()["wrong_but_high"]
 

@@ -427,3 +427,10 @@ def test_a_record_with_damaged_parts_is_read_without_them(tmp_path, damage):
     record = runs.read(folder)
     assert f"damaged at {next(iter(damage))}" in record.notes[0] and len(record.log) == 2
     assert runs.summary([record])["steps"].tolist() == [2] and runs.labels([record])
+
+
+def test_a_share_of_groups_that_was_not_counted_by_group_is_left_out():
+    rows = [row(1, frac_reward_zero_std=0.5)]
+    batch = runs.from_rows(rows, about={"requested": {"scale_rewards": "batch"}})
+    assert "frac_reward_zero_std" not in batch.log and "whole steps without spread" in batch.notes[0]
+    assert "frac_reward_zero_std" in runs.from_rows(rows, about={"requested": {"scale_rewards": "group"}}).log

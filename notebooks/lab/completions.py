@@ -100,7 +100,7 @@ def rule_words(limit: int | None, decides: Sequence[str]) -> dict[str, str]:
         f"only, {ALIKE_SHARE:.0%} of its group are {ALIKE}% alike. Not right ones"
         + ("." if decides else ", which are here those in the upper half of the totals.")
     )
-    cut = f"Cut off at the limit of {limit} tokens, or longer" if limit else "Longer"
+    cut = f"At the limit of {limit} tokens, where it is cut off, or longer" if limit else "Longer"
     long = f"{cut} than {LONG_TIMES:g} times the median of its step and at least {LONG_TOKENS} tokens" + (
         f" ({CHARACTERS_A_TOKEN} characters for one where tokens were not recorded)."
     )
@@ -133,7 +133,7 @@ WHY: dict[str, Callable[[float, float, float], str]] = {  # by kind, from the su
     "in_group": lambda same, of, _: f"{same:.0f} of {of:.0f} in its group have this text, case and white space aside",
     "in_step": lambda prompts, *_: f"{prompts:.0f} prompts of this step got this text, case and white space aside",
     "alike": lambda same, of, _: f"{same:.0f} of {of:.0f} in its group are at least {ALIKE}% alike",
-    "cut": lambda tokens, limit, _: f"{tokens:.0f} tokens: cut off at the limit of {limit:.0f}",
+    "cut": lambda tokens, limit, _: f"{tokens:.0f} tokens: at the limit of {limit:.0f}",
     "long": lambda tokens, median, _: f"{tokens:.0f} tokens; the median of its step is {number(median)}",
     "empty": lambda *_: "judged right, and there is no text",
     "no_answer": lambda *_: "judged right, and no answer can be extracted",

@@ -445,10 +445,7 @@ def draw_signal(axes: Axes, record: Record) -> None:
     if "reward_std" in record.log:
         curve(axes, record.log["reward_std"], "reward_std (left)", color=COLOURS[0])
     axes.set_ylim(bottom=0)
-    batch = record.about.get("requested", {}).get("scale_rewards") == "batch"  # TRL then counts steps without spread, not groups
-    if batch:
-        missing = ["the share of groups without spread is not measured with scale_rewards = batch: it"]
-    elif "frac_reward_zero_std" in record.log:
+    if "frac_reward_zero_std" in record.log:
         shares = percent_axis(axes, "% of groups without spread")
         said = "% of groups without spread (right)"
         curve(shares, 100 * record.log["frac_reward_zero_std"], said, color=COLOURS[1], linestyle="--")

@@ -25,6 +25,7 @@ from lab.files import MissingInputError, relative
 from lab.run_folder import FREE_AT_RESUME, MADE_BY, how_it_stands, step_of
 
 TOTAL_ERROR = 2e-3  # of a total, from means that were rounded in the log
+BY_GROUP = "frac_reward_zero_std"
 STATE = "trainer_state.json"  # where transformers' Trainer keeps its log
 LOGGED = {  # by TRL, transformers and this project; what else stands in a log, a reward has put there with log_metric
     "step", "epoch", "loss", "grad_norm", "learning_rate", "reward", "reward_std", "frac_reward_zero_std", "entropy", "kl",
@@ -150,7 +151,7 @@ def read(
         about, rows = {}, read_history(folder, notes)
     if rows is None:
         raise MissingInputError(not_a_run(folder))
-    log, evaluations = split(rows, notes)
+    log, evaluations = split(rows, notes, about)
     if log.empty and need_steps:
         raise ValueError(no_steps(folder, ours, about))
     record = Record(
@@ -184,7 +185,7 @@ def weights_behind(record: Record, notes: list[str]) -> dict[str, float]:
 def from_rows(rows: Iterable[Row], events: Iterable[Row] = (), about: Row | None = None, name: str = "run") -> Record:
     """A record of rows as they are in `log.jsonl`, without a folder."""
     notes: list[str] = []
-    log, evaluations = split(rows, notes)
+    log, evaluations = split(rows, notes, about or {})
     return Record(Path(), name, "ours", about or {}, log, evaluations, list(events), [], notes, [])
 
 
@@ -284,7 +285,7 @@ def has_footer(path: Path) -> bool:
 # --------------------------------------------------------------------------- rows as tables
 
 
-def split(rows: Iterable[Row], notes: list[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def split(rows: Iterable[Row], notes: list[str], about: Row) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The training steps and the evaluations of a log, of a step that is there twice the last."""
     steps: dict[int, Row] = {}
     evaluated: dict[int, Row] = {}
@@ -307,7 +308,11 @@ def split(rows: Iterable[Row], notes: list[str]) -> tuple[pd.DataFrame, pd.DataF
         notes.append(f"{lost} row{'s' * (lost > 1)} of the log without a step left out")
     if again:
         notes.append(f"{again} step{'s' * (again > 1)} logged twice: the last row counts")
-    return as_log(steps), as_evaluations(evaluated)
+    log = as_log(steps)
+    if about.get("requested", {}).get("scale_rewards") == "batch" and BY_GROUP in log:
+        notes.append(f"{BY_GROUP} left out: with scale_rewards = batch TRL counts whole steps without spread, and not groups")
+        log = log.drop(columns=BY_GROUP)
+    return log, as_evaluations(evaluated)
 
 
 def step_in(row: Row) -> int | None:

@@ -25,6 +25,7 @@ from lab import health, run_folder
 from lab.files import STOP, read_json, relative, write_json
 from lab.policy import render, sample
 from lab.run_folder import COMPLETE, append, rows_of, write_table
+from lab.runs import BY_GROUP
 from lab.steering import Part, generates_next, metric
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "unsloth", "unsloth_zoo", "vllm")
@@ -581,6 +582,8 @@ class HealthMonitor(Part):
             return False
         length = len(next(iter(self.columns.values()), []))
         for name in {**self.columns, **row}:
+            if name == BY_GROUP and self.trainer.args.scale_rewards == "batch":
+                continue  # TRL counts whole steps without spread then, and not groups
             self.columns.setdefault(name, [None] * length).append(row.get(name))
         return True
 

@@ -920,7 +920,9 @@
     renderPager(made, from, onPage.length, rows.length, pages);
     made.box.hidden = !rows.length;
     made.nothing.hidden = rows.length > 0;
-    made.nothing.textContent = of ? `No ${made.noun} matches the search and the filters.` : made.empty();
+    const unknown = !asked(made).named && /^([\w./-]+):/.exec(made.query.trim());
+    made.nothing.textContent = !of ? made.empty() :
+      `No ${made.noun} matches the search and the filters.${unknown ? ` There is no column “${unknown[1]}” here.` : ""}`;
     root.dataset.rows = rows.length;
   }
 
@@ -1463,6 +1465,13 @@
     fillText(made.text, text, layers, `completion ${i}`, completions.cut[i]);
   }
 
+  /** What a total is the sum of at a step, as far as the log has it. */
+  function sumAt(step) {
+    const { step: steps, columns } = data.metrics;
+    const at = Math.max(0, steps.findLastIndex((one) => one <= step));
+    return JSON.stringify(Object.keys(columns).filter((name) => name.startsWith("weight/")).map((name) => columns[name][at]));
+  }
+
   function statusOf(side, i, other, found, same, problems) {
     const said = [];
     if (i === other) said.push("The same completion on both sides.");
@@ -1470,6 +1479,9 @@
     else if (state.diff && !found) said.push("The texts are too long or too different to compare word by word.");
     else if (found && side === "left") said.push(`− ${plural(found.words[0], "word")} only here`);
     else if (found) said.push(`+ ${plural(found.words[1], "word")} only here`);
+    if (side === "right" && sumAt(completions.step[i]) !== sumAt(completions.step[other])) {
+      said.push("Weights or rewards differ between these two steps: their totals are different sums.");
+    }
     return [...said.map((text) => make("span", {}, text)), ...problems.map((text) => make("span", { class: "problem" }, text)),
       ...rulesOf(i).map((rule) => make("span", { class: "problem", title: visible(rule.said, 400) },
         `suspect: ${visible(rule.title, 80)}`, why(i, rule.id) ? ` (${visible(why(i, rule.id), 300)})` : ""))];
