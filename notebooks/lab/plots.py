@@ -693,7 +693,8 @@ def over_runs(lines: Sequence[pd.Series]) -> pd.DataFrame:
 
 def draw_group(axes: Axes, group: Group, pick: Callable[[Record], pd.Series], how: str = "mean") -> None:
     """A run's smoothed line, or the mean over the seeds with a band from the lowest to the highest."""
-    there = [(record, smooth(values, how=how)) for record in group.records if len(values := finite(pick(record)))]
+    picked = [(record, finite(pick(record))) for record in group.records]
+    there = [(record, smooth(values, how=how, cuts=list(regimes(record)))) for record, values in picked if len(values)]
     if not there:
         return
     table = over_runs([line for _, line in there])
