@@ -774,5 +774,6 @@ def convergence(log: pd.DataFrame, *, window: int = TREND_STEPS) -> Convergence:
     trend = "flat" if abs(slope) <= max(MOVED * spread, SAME) else "rising" if slope > 0 else "falling"
     how = {"rising": "rises by", "falling": "falls by", "flat": "shows no clear trend:"}[trend]
     size = f"{abs(slope):.2g}" if trend != "flat" else f"{slope:+.2g}"
-    sentence = f"The reward {how} {size} points a step (± {spread if spread > SAME else 0:.2g}, last {len(values)} logged steps).{note * (trend == 'flat')}"
+    about = f"± {spread if spread > SAME else 0:.2g}, last {len(values)} logged steps"
+    sentence = f"The reward {how} {size} points a step ({about}).{note if trend == 'flat' else ''}"
     return Convergence(trend, slope, spread, len(values), sentence)

@@ -64,7 +64,8 @@ def usable(weights: pd.DataFrame, step: int, name: str) -> float:
 
 def verdicts(table: pd.DataFrame, rewards: Sequence[Row]) -> list[bool | None]:
     """Whether each answer is right: the deciding rewards' mean place in their ranges is at least half."""
-    places = [(table[r["name"]].astype(float) - r["low"]) / (r["high"] - r["low"]) for r in rewards if r["decides"] and r["name"] in table]
+    judges = [r for r in rewards if r["decides"] and r["name"] in table]
+    places = [(table[r["name"]].astype(float) - r["low"]) / (r["high"] - r["low"]) for r in judges]
     if not places:
         return [None] * len(table)
     mean = pd.concat(places, axis=1).mean(axis=1)
@@ -88,8 +89,9 @@ def added(found: Row, record: Record, span: Callable[[str], list[int] | None], p
     table = table.assign(completion=whole.str[:LONGEST_TEXT])
     n, nth, total = len(table), [place[prompt] for prompt in table["prompt"]], totals(record, table, names)
     rows = {
-        "prompt": [before + i for i in nth], "step": table["step"].tolist(), "group": [first + i for i in nth], "place": [1] * n,
-        "cut": (whole.str.len() - LONGEST_TEXT).clip(lower=0).tolist(), "total": [plain(value) for value in total], "advantage": [None] * n,
+        "prompt": [before + i for i in nth], "step": table["step"].tolist(), "group": [first + i for i in nth],
+        "place": [1] * n, "cut": (whole.str.len() - LONGEST_TEXT).clip(lower=0).tolist(),
+        "total": [plain(value) for value in total], "advantage": [None] * n,
         "tokens": [plain(value) for value in column(table, "tokens")], "text": table["completion"].tolist(),
         "answer": [span(text) for text in table["completion"]], "right": verdicts(table, found["rewards"]),
         "scores": {name: [plain(value) for value in column(table, name)] for name in names},
@@ -105,7 +107,8 @@ def added(found: Row, record: Record, span: Callable[[str], list[int] | None], p
     }  # fmt: skip
     old = {**found["prompts"], "data": {mark: [TRAINING] * before, **found["prompts"]["data"]}}
     evaluations = table["step"].nunique()
-    said = f"{found['selection']['said']} Beside them {n:,} greedy answers to {len(prompts):,} held-out prompts in {evaluations} evaluations."
+    more = f"Beside them {n:,} greedy answers to {len(prompts):,} held-out prompts in {evaluations} evaluations."
+    said = f"{found['selection']['said']} {more}"
     return {
         **found, "data_columns": [mark, *found["data_columns"]], "prompts": both(old, shown),
         "completions": both(found["completions"], rows), "selection": {**found["selection"], "said": said},
@@ -118,4 +121,6 @@ def column(table: pd.DataFrame, name: str) -> list:
 
 def both(one: Row, other: Row) -> Row:
     """Two tables that are kept column by column, one below the other."""
-    return {name: both(values, other[name]) if isinstance(values, dict) else [*values, *other[name]] for name, values in one.items()}
+    return {
+        name: both(values, other[name]) if isinstance(values, dict) else [*values, *other[name]] for name, values in one.items()
+    }
