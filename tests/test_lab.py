@@ -1,5 +1,7 @@
 """The small modules that the notebooks call: files, chosen rewards, evaluation, the run's record."""
 
+import doctest
+import importlib
 import json
 import os
 
@@ -212,3 +214,9 @@ def test_a_merged_folder_that_does_not_load_says_so(tmp_path):
 def test_a_table_shows_cells_and_names_of_columns_as_they_are():
     shown = readable(pd.DataFrame({"<b>name": ["<script>x</script>"]})).to_html()
     assert "<script>" not in shown and "<b>" not in shown and "&lt;b&gt;name" in shown and "&lt;script&gt;x" in shown
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (files.ROOT / "notebooks/lab").glob("*.py") if ">>> " in path.read_text()))
+def test_the_examples_in_docstrings_are_true(name):
+    found = doctest.testmod(importlib.import_module(f"lab.{name}"))
+    assert found.attempted and not found.failed

@@ -32,7 +32,7 @@ def answers(record: Record, most: int = MOST) -> pd.DataFrame:
 
 
 def answers_in(path: Path) -> pd.DataFrame | None:
-    """The answers of one evaluation, long texts cut; None where the file is damaged or has no prompts."""
+    """The answers of one evaluation; None where the file is damaged or has no prompts."""
     try:
         table = pd.read_parquet(path).assign(step=step_of(path))
     except (OSError, pa.ArrowException):
@@ -80,6 +80,9 @@ def added(found: Row, record: Record, span: Callable[[str], list[int] | None], p
         plain: a value as the payload may hold it.
     """
     table = answers(record)
+    if lost := len(record.held_out) - table.get("step", pd.Series(dtype=int)).nunique():
+        note = f"held-out answers of {lost} evaluation{'s' * (lost > 1)} left out: damaged, or kept without their prompts"
+        found = {**found, "run": {**found["run"], "notes": [*found["run"]["notes"], note]}}
     if table.empty:
         return found
     before, prompts = len(found["prompts"]["text"]), list(table["prompt"].drop_duplicates())
