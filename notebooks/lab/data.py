@@ -272,6 +272,7 @@ def prepare(
         "system_role": has_system,
         "format": repr(FORMAT),
         "shots": n_shots,
+        "preamble": build_prompt("", shots, system_prompt)[:-1],  # what stands before every question, and is served with the model
         "seed": seed,
     }
     return Prepared([finished(row) for row in train], [finished(row) for row in test], rejected, report)

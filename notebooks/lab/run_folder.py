@@ -9,6 +9,7 @@
 | `held_out/` | a Parquet file an evaluation |
 | `printed.jsonl` | what rewards printed, a row a step |
 | `rewards/` | the reward sources, version by version |
+| `start.json` | checksums of what learns and of the frozen base before the first step |
 | `checkpoint-N/` | the last two; only one with `complete.json`, which is written last, is trusted |
 | `discarded/` | rows and completions of steps that a resumed run took again |
 

@@ -512,6 +512,8 @@ def checksum(tensor: Any) -> tuple[int, int]:
 class AdapterCheck(Part):
     """Once, after the first steps that could teach: what should learn has changed, and the base has not.
 
+    Checksums of all tensors before the first step go to `start.json`.
+
     Raises AdapterError otherwise. Both have happened: an adapter that no gradient reached, and a 4-bit
     base that its own kernel repacked while training.
     """
@@ -527,6 +529,10 @@ class AdapterCheck(Part):
 
     def on_train_begin(self, args, state, control, **kwargs) -> None:
         self.sums = self._sums()
+        if state.global_step == 0 and self.run.main:  # the merge is proved against it, after any number of resumptions
+            parts = {"learns": True, "frozen": False}
+            start = {part: {name: total for name, (learns, total) in self.sums.items() if learns is is_it} for part, is_it in parts.items()}
+            write_json(self.run.folder / "start.json", start)
 
     def on_log(self, args, state, control, logs=None, **kwargs) -> None:
         if self.done or "reward" not in (logs or {}):
