@@ -10,7 +10,8 @@ from lab import plots
 from lab.data import build_prompt
 from lab.files import STARTER_POLICY, WORD_PROBLEMS
 from lab.policy import Sampled, sample
-from lab.preflight import aha, facts_table, interval, preflight, signal_table, verdict_text
+from lab.evaluate import interval
+from lab.preflight import aha, facts_table, preflight, signal_table, verdict_text
 
 from rewards import SYSTEM_PROMPT, correctness_reward, format_reward, reward, soft_format_reward
 
@@ -269,16 +270,16 @@ def test_the_interval_covers_the_truth_when_prompts_differ_in_difficulty():
     covered = 0
     for _ in range(200):
         rates = rng.beta(0.8, 1.6, 40)  # mean 1/3; a bootstrap over completions would cover about 70 %
-        found = interval(rng.binomial(8, rates) / 8)
+        found = interval(rng.binomial(8, rates) / 8, 0, 1)
         covered += found["low"] <= 1 / 3 <= found["high"]
     assert 0.88 <= covered / 200 <= 0.99
 
 
 def test_zero_or_all_successes_get_a_bound_and_not_certainty():
-    none, every = interval([0.0] * 12), interval([1.0] * 12)
+    none, every = interval([0.0] * 12, 0, 1), interval([1.0] * 12, 0, 1)
     assert none == {"estimate": 0, "low": 0, "high": pytest.approx(0.265, abs=1e-3)}  # Clopper and Pearson, 0 of 12
     assert every == {"estimate": 1, "low": pytest.approx(0.735, abs=1e-3), "high": 1}
-    assert interval([0.5])["low"] < 0.05 and interval([0.5])["high"] > 0.95
+    assert interval([0.5], 0, 1)["low"] < 0.05 and interval([0.5], 0, 1)["high"] > 0.95
 
 
 def test_correlation_is_taken_within_groups_and_has_no_value_for_a_constant():

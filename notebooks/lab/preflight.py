@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.evaluate import bootstrap_mean, pass_at_k, score_groups
+from lab.evaluate import interval, pass_at_k, score_groups
 from lab.policy import Sampled
 
 NO_SIGNAL = 0.10  # below it nine of ten groups are sampled and scored for nothing
@@ -212,21 +212,8 @@ def pass_section(
         "claims_correctness": bool(claims),
         "prompts": len(judged),
         "right": int(right.sum()),
-        "at": {str(k): interval([pass_at_k(size, int(c), k) for c in right]) for k in sizes} if len(judged) else {},
+        "at": {str(k): interval([pass_at_k(size, int(c), k) for c in right], 0, 1) for k in sizes} if len(judged) else {},
     }
-
-
-def interval(values: Sequence[float]) -> dict[str, float]:
-    """Mean over prompts with a 95 % interval: percentile bootstrap over the prompts, not over completions.
-
-    Where all n prompts have one value (mostly all 0 or all 1) a bootstrap would claim certainty. Then
-    a share of up to s = 1 - 0.025^(1/n) of prompts may be unlike those seen (Clopper and Pearson 1934
-    for 0 of n; about 3.7 / n), and the bounds are the mean with that share failing, or solved.
-    """
-    value, kept = float(np.mean(values)), 0.025 ** (1 / len(values))
-    if np.ptp(values) < SAME:
-        return {"estimate": value, "low": value * kept, "high": 1 - (1 - value) * kept}
-    return bootstrap_mean(values)
 
 
 def correlation(columns: dict[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
