@@ -59,7 +59,11 @@ def write_page(run: Record | Path | str, path: Path | str | None = None, **limit
     """
     record = run if isinstance(run, Record) else runs.read(run, need_steps=False)
     path = Path(path or (record.folder.parent if record.source == "ours" else record.folder) / "completions.html")
-    found = payload(record, **limits)
+    return write(payload(record, **limits), path)
+
+
+def write(found: Row, path: Path) -> Path:
+    """Writes the page of a payload, whole or not at all, and says where, how big, and what it lacks."""
     write_text(path, page(found))
     print(f"{relative(path)} ({size_in_words(path.stat().st_size)}): {found['selection']['said']}")
     for said in (found["selection"]["left_out"], *found["run"]["notes"]):
@@ -71,7 +75,7 @@ def write_page(run: Record | Path | str, path: Path | str | None = None, **limit
 def page(found: Row) -> str:
     """The page of a payload: the template with its style, script and data."""
     style, script = ((need(PAGE / name, "the repository")).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    title = f"Completions of {found['run']['name']}"
+    title = found["run"]["name"] if "models" in found else f"Completions of {found['run']['name']}"
     filled = {
         "CSP": POLICY.format(script=digest(script), style=digest(style)), "TITLE": html.escape(clean(title)), "STYLE": style,
         "SCRIPT": script, "PAYLOAD": packed(found),
@@ -109,15 +113,16 @@ def size_in_words(size: int) -> str:
     return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB"
 
 
-def show(path: Path | str, height: int = 780, most_mb: float = INLINE_MB) -> Any:
+def show(path: Path | str, height: int = 780, most_mb: float = INLINE_MB, made_by: str = "04_plot_training") -> Any:
     """The page inside a notebook (Jupyter, Colab, VS Code), in a frame that reaches nothing outside of it.
 
     A page of more than `most_mb` is shown with fewer completions, which is said under it, with the file that has all.
+    Raises MissingInputError, which names the notebook `made_by`, where there is no page.
     """
     from IPython.display import HTML
 
     path = Path(path)
-    text, note = need(path, "04_plot_training").read_text(encoding="utf-8"), ""
+    text, note = need(path, made_by).read_text(encoding="utf-8"), ""
     if len(text) > most_mb * 1e6:
         text, kept, of = smaller_page(unpacked(text), most_mb)
         note = (
@@ -146,7 +151,10 @@ def smaller_page(found: Row, most_mb: float) -> tuple[str, int, int]:
 
 
 def shrunk(found: Row, limit: int, characters: int) -> Row:
-    """The payload with fewer completions, chosen as `Completions.select` does, and without held-out answers."""
+    """The payload with fewer completions, chosen as `Completions.select` does, and without held-out answers; of an
+    evaluation the first prompts."""
+    if "models" in found:
+        return first_prompts(found, limit, characters)
     table, apart = found["completions"], held_out.held_out_prompts(found)
     rows = pd.DataFrame({name: table[name] for name in ("step", "group", "prompt", "suspect")})
     rows["length"] = [len(text) for text in table["text"]]
@@ -163,6 +171,18 @@ def shrunk(found: Row, limit: int, characters: int) -> Row:
     return with_rows(found, np.flatnonzero(there).tolist(), chosen.said)
 
 
+def first_prompts(found: Row, limit: int, characters: int) -> Row:
+    """The payload of an evaluation with whole prompts alone: in their order those that fit, and always one."""
+    table, asked = found["completions"], found["prompts"]["text"]
+    rows = pd.DataFrame({"prompt": table["prompt"], "characters": list(map(len, table["text"]))})
+    prompts = rows.groupby("prompt", as_index=False).agg(n=("prompt", "size"), characters=("characters", "sum"))
+    prompts["characters"] += prompts["prompt"].map(dict(enumerate(map(len, asked))))
+    budget = completions.Budget(prompts, limit, characters)
+    budget.take(range(len(prompts)))
+    kept = rows["prompt"].isin(prompts["prompt"].iloc[list(budget.taken)])
+    return with_rows(found, np.flatnonzero(kept).tolist(), f"whole prompts, the first {len(budget.taken):,} that fit")
+
+
 def with_rows(found: Row, kept: list[int], said: str) -> Row:
     """The payload with these completions, and the prompts that they answer, alone."""
     table, new = found["completions"], {old: i for i, old in enumerate(kept)}
@@ -172,7 +192,8 @@ def with_rows(found: Row, kept: list[int], said: str) -> Row:
     rows["prompt"] = [at[prompt] for prompt in rows["prompt"]]
     more = {str(new[int(i)]): why for i, why in found["suspects"]["more"].items() if int(i) in new}
     words = f"{len(kept):,} of the {len(table['step']):,} completions of the whole page: {said}."
-    rest = f"{len(table['step']) - len(kept):,} completions of the page's file, held-out answers among them."
+    also = "" if "models" in found else ", held-out answers among them"
+    rest = f"{len(table['step']) - len(kept):,} completions of the page's file{also}."
     return {
         **found, "completions": rows, "prompts": only(found["prompts"], shown), "suspects": {**found["suspects"], "more": more},
         "selection": {**found["selection"], "kept": len(kept), "said": words, "left_out": rest},
@@ -297,8 +318,10 @@ def suspect_sets(chosen: Selection) -> list[tuple[str, ...]]:
     return [(), *sorted({tuple(why) for why in chosen.suspects.values()} - {()})]
 
 
-def suspects_of(chosen: Selection, words: Mapping[str, str], counts: Mapping[str, int]) -> Row:
-    rules = [{"id": rule, "title": title, "said": words[rule], "n": counts[rule]} for rule, title in completions.TITLES.items()]
+def suspects_of(
+    chosen: Selection, words: Mapping[str, str], counts: Mapping[str, int], titles: Mapping[str, str] = completions.TITLES
+) -> Row:
+    rules = [{"id": rule, "title": title, "said": words[rule], "n": counts[rule]} for rule, title in titles.items()]
     more = {str(i): why for i, why in sorted(chosen.suspects.items())}
     return {"rules": rules, "sets": [list(rules) for rules in suspect_sets(chosen)], "more": more}
 

@@ -1,4 +1,5 @@
-/* The completions page: one state, one render, no library. Everything that a model or a person wrote reaches the page
+/* The completions page: one state, one render, no library. Of a training run, or of an evaluation (a payload with `models`):
+   there a model stands where a step does. Everything that a model or a person wrote reaches the page
    as text nodes only; the page's policy (CSP with Trusted Types) would stop anything else. */
 (async function () {
   "use strict";
@@ -139,7 +140,7 @@
     $("message").hidden = false;
     $("message").setAttribute("role", "alert");
     $("message").textContent = `The completions in this file could not be shown: ${text}. If the file was copied or sent, ` +
-      "it may be damaged: make it again with the notebook that plots the training.";
+      "it may be damaged: make it again with the notebook that wrote it.";
     root.dataset.failed = "true";
   }
 
@@ -154,18 +155,25 @@
   }
 
   const prompts = data.prompts, completions = data.completions;
+  const MODELS = data.models ?? null; // names, by step: of an evaluation only
+  const RUN = MODELS ? "evaluation" : "run", STEP = MODELS ? "model" : "step";
+  const views = MODELS ? VIEWS.filter(([view]) => view !== "log") : VIEWS;
+  const CHANGE = data.change?.column; // the prompts' column that says what became of them
   const SET = data.data_columns.find((name) => /^set\b/.test(name) && // training or held out, where there are both
     prompts.data[name]?.every((value) => value === "training" || value === "held out"));
   const total = completions.text.length;
   const everyCompletion = Array.from({ length: total }, (_, i) => i);
   const ofPrompt = prompts.text.map(() => []); // completions of each prompt, by step and place as the payload has them
   for (const i of everyCompletion) ofPrompt[completions.prompt[i]].push(i);
+  // what "best" means: the total, and where an evaluation has none, being right
+  const worth = MODELS && completions.total.every((value) => value === null)
+    ? completions.right.map((value) => (value === null ? null : Number(value))) : completions.total;
   const lowered = { prompts: [], completions: [] }; // lower-case texts for the search, made when first needed
 
   // ------------------------------------------------------------------ state, and its form in the address
 
   const state = { view: "prompts", prompt: null, step: null, place: null, group: null, right: null, diff: true,
-    scope: null, judged: "", rule: "", opened: new Set(), whole: new Set(), notices: [] };
+    scope: null, judged: "", model: "", rule: "", opened: new Set(), whole: new Set(), notices: [] };
   const tables = {}; // view -> its table, see table()
 
   /** The state that an address carries: the view, what it shows, and the search, order and page of its table. */
@@ -175,13 +183,14 @@
       if (value !== null && value !== "") out.set(name, value);
     };
     if (state.view === "compare") {
-      for (const name of ["prompt", "step", "place", "group"]) put(name, state[name]);
+      for (const name of ["prompt", "step", "place", "group"]) put(...inAddress(name, state[name]));
       if (state.right !== null) put("right", state.right);
       if (!state.diff) put("diff", "off");
     }
     if (state.view === "completions") {
       put("prompt", state.scope);
       put("judged", state.judged);
+      put("model", state.model);
     }
     if (state.view === "suspects") put("rule", state.rule);
     const shown = tables[state.view];
@@ -205,20 +214,35 @@
       return null;
     };
     const view = from.get("view") ?? "prompts";
-    const known = VIEWS.some(([name]) => name === view);
+    const known = views.some(([name]) => name === view);
     if (!known) state.notices.push(`The address asks for a view “${visible(view, 40)}”, which there is not.`);
     state.view = known ? view : "prompts";
     if (state.view === "compare") {
-      Object.assign(state, { prompt: int("prompt"), step: int("step"), group: int("group"), right: from.get("right"),
-        diff: from.get("diff") !== "off", place: from.get("place") === "worst" ? "worst" : int("place") });
+      const place = from.get("place"), named = place === "worst" || (MODELS && place === "best");
+      Object.assign(state, { prompt: int("prompt"), step: MODELS ? modelIn(from) : int("step"), group: int("group"),
+        right: from.get("right"), diff: from.get("diff") !== "off", place: named ? place : int("place") });
     }
     if (state.view === "completions") {
       state.scope = from.get("prompt") === "all" ? null : int("prompt");
       state.judged = ["right", "wrong", "unknown"].includes(from.get("judged")) ? from.get("judged") : "";
+      state.model = MODELS && modelIn(from) !== null ? from.get("model") : "";
     }
     if (state.view === "suspects") state.rule = from.get("rule") ?? "";
     if (tables[state.view]) decodeTable(tables[state.view], from, int);
     settle();
+  }
+
+  /** The number of the model that an address names, null without one. */
+  function modelIn(from) {
+    const name = from.get("model"), at = MODELS.indexOf(name);
+    if (at >= 0 || name === null || name === "") return at >= 0 ? at : null;
+    state.notices.push(`The address asks for a model “${visible(name, 40)}”, which there is not.`);
+    return null;
+  }
+
+  /** A part of the state as an address has it: a model by its name. */
+  function inAddress(name, value) {
+    return MODELS && name === "step" ? ["model", MODELS[value] ?? null] : [name, value];
   }
 
   function decodeTable(shown, from, int) {
@@ -263,13 +287,14 @@
     if (!mine.length) return;
     if (state.step !== null && !steps.includes(state.step)) {
       const step = nearest(steps, state.step);
-      said(`Step ${state.step} of prompt`, state.prompt, `step ${step}`);
+      const what = MODELS ? `An answer of ${stepName(state.step)} to prompt` : `Step ${state.step} of prompt`;
+      said(what, state.prompt, stepName(step));
       state.step = step;
     }
     if (typeof state.place === "number") settlePlace(mine, said);
     if (state.right !== null && find(mine, state.right) === undefined) {
       state.notices.push(`The completion “${visible(state.right, 40)}” on the right is not in this page; ` +
-        "the best of the latest step is shown.");
+        `${usualRight()} is shown.`);
       state.right = null;
     }
   }
@@ -281,7 +306,8 @@
     const places = (group.length ? group : there).map((i) => completions.place[i]);
     if (!group.length) state.group = null;
     if (places.includes(state.place)) return;
-    said(`Place ${state.place} of step`, state.step, `place ${nearest(places, state.place)}`);
+    if (MODELS) said(`${placeName(state.place)} of`, stepName(state.step), placeName(nearest(places, state.place)));
+    else said(`Place ${state.place} of step`, state.step, `place ${nearest(places, state.place)}`);
     state.place = nearest(places, state.place);
   }
 
@@ -334,13 +360,31 @@
 
   // ------------------------------------------------------------------ completions: which, best, where
 
+  function stepName(step) {
+    return MODELS ? visible(MODELS[step], 60) : `step ${whole(step)}`;
+  }
+
+  /** "greedy" or "sampled 2" in an evaluation. */
+  function placeName(place) {
+    return MODELS ? visible(data.places[place - 1] ?? `answer ${place}`, 60) : `place ${place}`;
+  }
+
+  function usualRight() {
+    return MODELS ? `the first answer of ${stepName(MODELS.length - 1)}` : "the best of the latest step";
+  }
+
+  /** What Compare shows of a step unasked: its best, and of a model the first, which is the greedy answer. */
+  function usual(list) {
+    return MODELS ? list[0] : best(list);
+  }
+
   function stepsOf(mine) {
     return [...new Set(mine.map((i) => completions.step[i]))];
   }
 
   /** The completion with the highest (`sign` -1: lowest) total; of equals the shortest. */
   function best(list, sign = 1) {
-    const score = (i) => (completions.total[i] === null ? -Infinity : sign * completions.total[i]);
+    const score = (i) => (worth[i] === null ? -Infinity : sign * worth[i]);
     const length = (i) => completions.text[i].length + completions.cut[i];
     const better = (i, top) => score(i) > score(top) || (score(i) === score(top) && length(i) < length(top));
     return list.reduce((top, i) => (better(i, top) ? i : top), list[0]);
@@ -355,10 +399,11 @@
 
   function addressText(i) {
     const { step, place, group } = address(i);
-    return [step, place, ...(group === null ? [] : [group])].join(".");
+    return [MODELS ? MODELS[step] : step, place, ...(group === null ? [] : [group])].join(".");
   }
 
   function find(mine, text) {
+    if (MODELS) return mine.find((i) => addressText(i) === text);
     const [step, place, group] = text.split(".").map(Number);
     return mine.find((i) => completions.step[i] === step && completions.place[i] === place &&
       (group === undefined || completions.group[i] === group));
@@ -369,11 +414,11 @@
     const mine = ofPrompt[state.prompt] ?? [], steps = stepsOf(mine);
     if (!mine.length) return { mine, steps, there: [] };
     const at = (step) => mine.filter((i) => completions.step[i] === step);
-    const right = (state.right !== null ? find(mine, state.right) : undefined) ?? best(at(steps[steps.length - 1]));
+    const right = (state.right !== null ? find(mine, state.right) : undefined) ?? usual(at(steps[steps.length - 1]));
     const there = at(state.step ?? steps[0]);
     const inGroup = (i) => state.group === null || completions.group[i] === state.group;
     const placed = there.find((i) => completions.place[i] === state.place && inGroup(i));
-    let left = state.place === "worst" ? best(there, -1) : placed ?? best(there);
+    let left = state.place === "worst" ? best(there, -1) : state.place === "best" ? best(there) : placed ?? usual(there);
     // with nothing chosen and a single step, its best is on the right already
     if (left === right && state.place === null && state.step === null) left = best(there.filter((i) => i !== right), -1) ?? left;
     return { mine, steps, there, left, right };
@@ -618,20 +663,34 @@
     return (shared ? "… " : "") + visible(cut(prompts.text[p], 400, shared));
   }
 
+  const TONES = { regression: "wrong", wrong: "wrong", gain: "right", right: "right" };
+
+  function dataColumn(name) {
+    return scalars(`data/${name}`, name, prompts.data[name] ?? [], undefined, { searched: true,
+      hint: hintOf(name, "a column of the data set"), tone: name === CHANGE ? (value) => TONES[value] : undefined });
+  }
+
+  function hintOf(name, usually) {
+    const own = data.hints && Object.hasOwn(data.hints, name) ? data.hints[name] : null;
+    return own === null ? `${visible(name)}: ${usually}` : visible(own);
+  }
+
   function promptColumns() {
     return [
       column("prompt", "prompt", "number", (p) => p, { hint: "The prompt's number in this page", link: promptLink }),
+      ...data.data_columns.filter((name) => name === CHANGE).map(dataColumn),
       column("text", "text", "long", (p) => prompts.text[p], { searched: true, lower: lowerText("prompts", prompts.text),
         line: promptPreview }),
       scalars("tokens", "tokens", prompts.tokens, undefined, { hint: "Length of the prompt" }),
-      scalars("seen", "steps", prompts.seen.map((steps) => steps.length), undefined,
-        { hint: "Steps of the run in which the prompt was seen" }),
-      scalars("n", "completions", prompts.n, undefined, { hint: "Completions of this prompt in the whole run" }),
+      scalars("seen", `${STEP}s`, prompts.seen.map((steps) => steps.length), undefined,
+        { hint: MODELS ? "Models that answered the prompt" : "Steps of the run in which the prompt was seen",
+          ...(MODELS && prompts.seen.every((steps) => steps.length === MODELS.length) ? { hidden: true } : {}) }),
+      scalars("n", "completions", prompts.n, undefined, { hint: `Completions of this prompt in the whole ${RUN}`,
+        ...(MODELS && new Set(prompts.n).size < 2 ? { hidden: true } : {}) }),
       scalars("best", "best", prompts.best, undefined, { hint: "Highest total reward in the whole run" }),
       scalars("mean", "mean", prompts.mean, undefined, { hint: "Mean total reward in the whole run" }),
       // behind the numbers, which a narrow window would lose
-      ...data.data_columns.map((name) => scalars(`data/${name}`, name, prompts.data[name] ?? [], undefined,
-        { searched: true, hint: `${visible(name)}: a column of the data set` })),
+      ...data.data_columns.filter((name) => name !== CHANGE).map(dataColumn),
     ];
   }
 
@@ -641,7 +700,7 @@
 
   function completionLink(i) {
     const out = new URLSearchParams({ view: "compare", prompt: completions.prompt[i] });
-    for (const [name, value] of Object.entries(address(i))) if (value !== null) out.set(name, value);
+    for (const [name, value] of Object.entries(address(i))) if (value !== null) out.set(...inAddress(name, value));
     return `#${out}`;
   }
 
@@ -670,31 +729,42 @@
     return { true: "right", false: "wrong" }[completions.right[i]] ?? null;
   }
 
+  /** Whether a column says how an evaluation's answer was decoded, which is the answer's name. */
+  function decoded(name) {
+    return MODELS && (name === "decoding" || name === "sample");
+  }
+
   function completionColumns() {
     const groups = everyCompletion.some((i) => i && completions.group[i] !== completions.group[i - 1] &&
       completions.prompt[i] === completions.prompt[i - 1] && completions.step[i] === completions.step[i - 1]);
     const own = (name) => scalars(name, name, completions[name]);
+    const extra = (name) => scalars(`extra/${name}`, name, completions.extras[name] ?? [], undefined,
+      { searched: true, hint: hintOf(name, "logged by a reward") });
+    const longest = Math.max(0, ...(MODELS ?? []).map((name) => name.length));
     return [
       { ...own("prompt"), hint: "The prompt's number in this page" },
-      { ...own("step"), link: completionLink },
+      MODELS ? column("step", "model", "text", (i) => MODELS[completions.step[i]],
+        { link: completionLink, width: Math.max(8, Math.min(28, longest + 4)) })
+        : { ...own("step"), link: completionLink },
       { ...own("group"), hidden: !groups, hint: "Group of its step" },
-      { ...own("place"), hint: "Place in its group" },
+      { ...own("place"), ...(MODELS ? { hidden: true } : {}), hint: "Place in its group" },
+      ...data.extra_columns.filter(decoded).map(extra),
       { ...own("total"), hint: "Weighted sum of the scores" },
-      column("right", "right", "state", judged, { hint: "Judged by the reward that decides, at half of its range" }),
+      column("right", "right", "state", judged,
+        { hint: MODELS ? visible(data.hints.right) : "Judged by the reward that decides, at half of its range" }),
       ...scoreColumns(),
       column("text", "text", "long", (i) => completions.text[i],
         { searched: true, lower: lowerText("completions", completions.text) }),
       { ...own("advantage"), hint: "Total against the rest of its group, as the trainer used it" },
       { ...own("tokens") },
       column("extracted", "extracted", "text", extracted, { searched: true, hint: "The answer that was found in the text" }),
-      ...data.extra_columns.map((name) => scalars(`extra/${name}`, name, completions.extras[name] ?? [], undefined,
-        { searched: true, hint: `${visible(name)}: logged by a reward` })),
+      ...data.extra_columns.filter((name) => !decoded(name)).map(extra),
       column("suspect", "suspect", "text", (i) => rulesOf(i).map((rule) => rule.title).join("; ") || null,
         { hidden: !data.suspects.rules.length }),
       column("question", "question", "long", (i) => prompts.text[completions.prompt[i]], { hidden: true,
         lower: (i) => lowerText("prompts", prompts.text)(completions.prompt[i]) }),
       ...data.data_columns.map((name) => scalars(`data/${name}`, name, prompts.data[name] ?? [],
-        (i) => completions.prompt[i], { hidden: name !== SET })),
+        (i) => completions.prompt[i], { hidden: name !== SET && (name !== CHANGE || !data.change.kinds.length) })),
       { ...own("cut"), label: "characters cut", hidden: true },
     ];
   }
@@ -1004,8 +1074,10 @@
     }
     if (one.kind !== "number") {
       if (value === null) return make("td", { class: `is-${one.kind}` }, make("span", { class: "none" }, "–"));
-      const title = one.kind === "text" ? visible(value, 600) : null;
-      return make("td", { class: `is-${one.kind}`, title }, preview(String(value), needle, one.line?.(row)));
+      const title = one.kind === "text" ? visible(value, 600) : null, tone = one.tone?.(value);
+      const shown = preview(String(value), needle, one.line?.(row));
+      return make("td", { class: `is-${one.kind}${tone ? ` state ${tone}` : ""}`, title },
+        one.link ? make("a", { href: one.link(row), tabindex: -1 }, shown) : shown);
     }
     one.digits ??= decimals(one.values ?? []);
     const text = number(value, one.digits);
@@ -1104,9 +1176,16 @@
 
   const JUDGED = [["", "right or wrong"], ["right", "right"], ["wrong", "wrong"], ["unknown", "not judged"]];
 
+  /** Marks the one of a list's buttons that is chosen. */
+  function pressed(list, name, chosen) {
+    for (const one of list.querySelectorAll("button")) one.setAttribute("aria-pressed", String(one.dataset[name] === chosen));
+  }
+
   function buildTables() {
+    const kinds = data.change?.kinds.length ? changeButtons() : null;
     table("prompts", { columns: promptColumns, rows: () => prompts.text.map((_, p) => p), open: openPrompt, noun: "prompt",
-      empty: () => "This run has no prompts yet." });
+      empty: () => `This ${RUN} has no prompts yet.`, above: kinds });
+    if (kinds) tables.prompts.refresh = () => pressed(kinds, "query", tables.prompts.query);
 
     const scope = make("input", {
       type: "number", min: 0, max: Math.max(0, prompts.text.length - 1), placeholder: "all", class: "bound", id: "scope",
@@ -1115,23 +1194,44 @@
     const judge = make("select", {
       id: "judged", "aria-label": "Right or wrong", change: () => inTable("completions", { judged: judge.value }),
     }, JUDGED.map(([value, label]) => make("option", { value }, label)));
+    const model = make("select", {
+      id: "model", "aria-label": "Model", change: () => inTable("completions", { model: model.value }),
+    }, make("option", { value: "" }, "all models"),
+    (MODELS ?? []).map((name, at) => make("option", { value: name }, stepName(at))));
     const above = make("p", { class: "prompt-line" });
-    const keep = (i) => !state.judged || (judged(i) ?? "unknown") === state.judged;
+    const keep = (i) => (!state.judged || (judged(i) ?? "unknown") === state.judged) &&
+      (!state.model || MODELS[completions.step[i]] === state.model);
     table("completions", {
       columns: completionColumns, noun: "completion", open: openCompletion, above, empty: emptyCompletions,
       rows: () => (state.scope === null ? everyCompletion : ofPrompt[state.scope] ?? []).filter(keep),
-      depends: () => [state.scope, state.judged], controls: [make("label", {}, "prompt ", scope), judge],
+      depends: () => [state.scope, state.judged, state.model],
+      controls: [make("label", {}, "prompt ", scope), judge, ...(MODELS ? [model] : [])],
     });
     tables.completions.refresh = () => {
       if (numberOr(scope.value) !== state.scope) scope.value = state.scope ?? "";
       judge.value = state.judged;
+      model.value = state.model;
       above.hidden = state.scope === null || !prompts.text.length;
       if (!above.hidden) above.replaceChildren(...promptLine(state.scope));
     };
 
     buildSuspects();
-    table("log", { columns: logColumns, noun: "step", rows: () => log.steps.map((_, row) => row), open: toggleStep,
+    if (!MODELS) table("log", { columns: logColumns, noun: "step", rows: () => log.steps.map((_, row) => row), open: toggleStep,
       detail: stepDetail, empty: () => "Nothing was logged in this run yet." });
+  }
+
+  /** What became of the prompts, each kind as a button that searches for it. */
+  function changeButtons() {
+    const made = () => tables.prompts, here = prompts.data[CHANGE];
+    const counts = ({ name, n }) => {
+      const kept = here.filter((value) => value === name).length;
+      return kept === n ? whole(n) : `${whole(kept)} of ${whole(n)}`;
+    };
+    const choice = (query, label, said, count) => button([label, make("span", { class: "badge" }, count)], said,
+      () => made().change(() => { made().query = query; }), { "data-query": query });
+    const of = (kind) => choice(`${CHANGE}:${kind.name}`, visible(kind.name, 40), visible(kind.said, 240), counts(kind));
+    return make("ul", { class: "rules kinds", "aria-label": "What became of the prompts" },
+      [choice("", "All", null, whole(prompts.text.length)), ...data.change.kinds.map(of)].map((one) => make("li", {}, one)));
   }
 
   function inTable(view, change) {
@@ -1140,13 +1240,17 @@
   }
 
   function emptyCompletions() {
-    if (!total) return "This run has no completions yet: they are written with the first training step.";
-    if (state.judged) return `No completion ${state.scope === null ? "" : "of this prompt "}is judged so.`;
+    if (!total) {
+      return `This ${RUN} has no completions${MODELS ? "" : " yet: they are written with the first training step"}.`;
+    }
+    const of = `No completion ${state.scope === null ? "" : "of this prompt "}is`;
+    if (state.model) return `${of} of this model${state.judged ? " and judged so" : ""}.`;
+    if (state.judged) return `${of} judged so.`;
     return notKept(state.scope);
   }
 
   function notKept(p) {
-    return `No completion of prompt ${p} is in this page (${plural(prompts.n[p], "completion")} in the run). ` +
+    return `No completion of prompt ${p} is in this page (${plural(prompts.n[p], "completion")} in the ${RUN}). ` +
       visible(data.selection.left_out, 400);
   }
 
@@ -1178,13 +1282,11 @@
         state.notices.push(`There is no rule “${visible(state.rule, 40)}” in this page; all suspects are shown.`);
         state.rule = "";
       }
-      for (const one of list.querySelectorAll("button")) {
-        one.setAttribute("aria-pressed", String(one.dataset.rule === state.rule));
-      }
+      pressed(list, "rule", state.rule);
       const rule = data.suspects.rules.find(({ id }) => id === state.rule);
       said.textContent = !rule ? "Completions that at least one rule names: worth reading first. A rule is no verdict." :
         visible(rule.said, 600) +
-        (inRule.get(rule.id).length === rule.n ? "" : ` (${plural(rule.n, "completion")} in the whole run)`);
+        (inRule.get(rule.id).length === rule.n ? "" : ` (${plural(rule.n, "completion")} in the whole ${RUN})`);
     };
   }
 
@@ -1232,8 +1334,9 @@
     parts.details = make("details", { class: "question", open: true },
       make("summary", {}, "Prompt ", parts.summary), parts.question);
     parts.strip = make("svg:svg", { class: "strip", role: "img", click: onStrip,
-      "aria-label": "Total of every completion of this prompt, by step" });
-    parts.slider = make("input", { type: "range", id: "step", min: 0, "aria-label": "Step of the left completion",
+      "aria-label": `Total of every completion of this prompt, by ${STEP}` });
+    parts.slider = make("input", { type: "range", id: "step", min: 0,
+      "aria-label": `${MODELS ? "Model" : "Step"} of the left completion`,
       input: () => toStep(Number(parts.slider.value)) });
     parts.stepText = make("span", { class: "quiet" });
     parts.time = make("div", { class: "time" }, make("div", { class: "track" }, parts.strip, parts.slider), parts.stepText);
@@ -1249,21 +1352,55 @@
   function leftButtons() {
     const act = (name, label, title, press) => button(label, title, press, { "data-act": name });
     const choose = (place) => () => go({ place, group: null, step: currentStep() });
-    return [act("best", "best", "Best of this step", choose(null)), act("worst", "worst", "Worst of this step", choose("worst")),
-      act("before", "‹", "Completion before, in this step (←)", () => movePlace(-1)), make("span", { class: "quiet where" }),
-      act("next", "›", "Next completion in this step (→)", () => movePlace(1)),
+    const usually = () => act("usual", placeName(1), "The model's first answer", choose(null));
+    return [...(MODELS ? [modelSelect("left", toModel), usually()] : []),
+      act("best", "best", `Best of this ${STEP}`, choose(MODELS ? "best" : null)),
+      act("worst", "worst", `Worst of this ${STEP}`, choose("worst")),
+      act("before", "‹", `Completion before, in this ${STEP} (←)`, () => movePlace(-1)),
+      make("span", { class: "quiet where" }),
+      act("next", "›", `Next completion in this ${STEP} (→)`, () => movePlace(1)),
       act("pin", "Pin right →", "Keep this completion on the right", pin)];
   }
 
   function rightButtons() {
-    const reset = button("Reset", "Show the best of the latest step again", () => go({ right: null }), { "data-act": "reset" });
-    return [make("span", { class: "quiet where" }), reset];
+    const reset = button("Reset", `Show ${usualRight()} again`, () => go({ right: null }), { "data-act": "reset" });
+    return [...(MODELS ? [modelSelect("right", pinModel)] : []), make("span", { class: "quiet where" }), reset];
+  }
+
+  /** Chooses a side's model by its name. */
+  function modelSelect(side, choose) {
+    return make("select", { "data-model": side, "aria-label": `Model on the ${side}`,
+      change: (event) => choose(Number(event.target.value)) });
+  }
+
+  function toModel(model) {
+    toStep(compared().steps.indexOf(model));
+  }
+
+  /** Pins the same answer (greedy, or that sample) of another model on the right. */
+  function pinModel(model) {
+    const { mine, right } = compared(), there = mine.filter((i) => completions.step[i] === model);
+    if (!there.length) return;
+    const place = nearest(there.map((i) => completions.place[i]), completions.place[right]);
+    go({ right: addressText(there.find((i) => completions.place[i] === place)) });
+  }
+
+  /** Offers the models that answered this prompt; made again only for others, as one may be choosing right now. */
+  function fillModels(side, steps, i) {
+    const made = parts[side].model, key = steps.join(" ");
+    if (made.dataset.models !== key) {
+      made.dataset.models = key;
+      made.replaceChildren(...steps.map((step) => make("option", { value: step }, stepName(step))));
+    }
+    made.value = completions.step[i];
+    made.disabled = steps.length < 2;
   }
 
   function buildPane(side, buttons) {
     const made = {
       title: make("h2"), verdict: make("span"), facts: make("dl", { class: "facts" }), scores: make("dl", { class: "scores" }),
       status: make("p", { class: "status" }), where: buttons.find((one) => one.matches(".where")), buttons: {},
+      model: buttons.find((one) => one.matches("select")),
       text: make("div", { class: "model text", tabindex: 0, role: "region", "aria-label": `Text on the ${side}` }),
     };
     for (const one of buttons) if (one.dataset.act) made.buttons[one.dataset.act] = one;
@@ -1332,11 +1469,11 @@
   }
 
   function totalRange(mine) {
-    return mine.map((i) => completions.total[i]).reduce(extremes, [Infinity, -Infinity]);
+    return mine.map((i) => worth[i]).reduce(extremes, [Infinity, -Infinity]);
   }
 
   /** Where a completion stands in the strip, in percent. */
-  function onStripAt(i, steps, [low, high], value = completions.total[i]) {
+  function onStripAt(i, steps, [low, high], value = worth[i]) {
     const across = steps.length > 1 ? (100 * steps.indexOf(completions.step[i])) / (steps.length - 1) : 50;
     const up = value === null ? 0 : high > low ? (value - low) / (high - low) : 0.5;
     return [across, 88 - 76 * up];
@@ -1363,7 +1500,7 @@
   }
 
   function meanOf(list) {
-    const totals = list.map((i) => completions.total[i]).filter((value) => value !== null);
+    const totals = list.map((i) => worth[i]).filter((value) => value !== null);
     return totals.length ? totals.reduce((sum, value) => sum + value, 0) / totals.length : null;
   }
 
@@ -1384,7 +1521,7 @@
     parts.of.textContent = has ? ofList(p) : "";
     parts.diff.checked = state.diff;
     parts.none.hidden = has && what.mine.length > 0;
-    if (!has) parts.none.textContent = "This run has no prompts yet: they come with its first completions.";
+    if (!has) parts.none.textContent = `This ${RUN} has no prompts yet: they come with its first completions.`;
     else renderQuestion(p);
     if (has && what.mine.length) renderPair(what);
     if (!has || what.mine.length) return;
@@ -1400,8 +1537,9 @@
 
   function renderQuestion(p) {
     const known = [...data.data_columns.map((name) => `${visible(name, 40)} ${scalarText(prompts.data[name]?.[p])}`),
-      prompts.tokens[p] === null ? null : plural(prompts.tokens[p], "token"), plural(prompts.seen[p].length, "step"),
-      plural(prompts.n[p], "completion"), `best ${scalarText(prompts.best[p])}`, `mean ${scalarText(prompts.mean[p])}`];
+      prompts.tokens[p] === null ? null : plural(prompts.tokens[p], "token"), plural(prompts.seen[p].length, STEP),
+      plural(prompts.n[p], "completion"),
+      ...(MODELS ? [] : [`best ${scalarText(prompts.best[p])}`, `mean ${scalarText(prompts.mean[p])}`])];
     parts.summary.replaceChildren(make("bdi", { class: "quiet" }, known.filter(Boolean).join(" · ")));
     if (parts.shown === p) return;
     parts.shown = p;
@@ -1421,9 +1559,9 @@
     parts.time.hidden = steps.length < 2;
     parts.slider.max = steps.length - 1;
     parts.slider.value = at;
-    parts.slider.setAttribute("aria-valuetext", `step ${completions.step[left]}`);
+    parts.slider.setAttribute("aria-valuetext", MODELS ? stepName(completions.step[left]) : `step ${completions.step[left]}`);
     const seen = prompts.seen[state.prompt].length;
-    parts.stepText.textContent = `step ${whole(completions.step[left])} · ${whole(at + 1)} of ${whole(steps.length)} steps` +
+    parts.stepText.textContent = `${stepName(completions.step[left])} · ${whole(at + 1)} of ${whole(steps.length)} ${STEP}s` +
       (seen > steps.length ? ` kept (${whole(seen)} seen)` : "");
     if (!parts.time.hidden) renderStrip(what);
     const same = completions.text[left] === completions.text[right] && completions.cut[left] === completions.cut[right];
@@ -1431,14 +1569,17 @@
     renderPane("left", left, right, found, same);
     renderPane("right", right, left, found, same);
     renderChoice(there, left);
-    parts.right.where.textContent = state.right === null ? "best of the latest step" : "pinned";
+    parts.right.where.textContent = state.right !== null ? "pinned" : MODELS ? "" : "best of the latest step";
+    if (MODELS) for (const [side, i] of [["left", left], ["right", right]]) fillModels(side, steps, i);
     parts.right.buttons.reset.disabled = state.right === null;
   }
 
   function renderChoice(there, left) {
     const made = parts.left, at = there.indexOf(left), place = completions.place[left];
     const all = there.length === place || there.every((i, k) => completions.place[i] === completions.place[there[0]] + k);
-    made.where.textContent = all ? `place ${place} of ${there.length}` : `place ${place}, ${at + 1} of ${there.length} kept`;
+    made.where.textContent = MODELS ? `${at + 1} of ${there.length}`
+      : all ? `place ${place} of ${there.length}` : `place ${place}, ${at + 1} of ${there.length} kept`;
+    made.buttons.usual?.setAttribute("aria-pressed", String(left === there[0]));
     const { best: top, worst, before, next, pin: keep } = made.buttons;
     top.setAttribute("aria-pressed", String(left === best(there)));
     worst.setAttribute("aria-pressed", String(left === best(there, -1)));
@@ -1451,7 +1592,8 @@
   function renderPane(side, i, other, found, same) {
     const made = parts[side];
     const { step, place, group } = address(i);
-    made.title.textContent = `Step ${whole(step)}, place ${place}${group === null ? "" : `, group ${group}`}`;
+    made.title.textContent = MODELS ? `${stepName(step)}, ${placeName(place)}`
+      : `Step ${whole(step)}, place ${place}${group === null ? "" : `, group ${group}`}`;
     made.verdict.className = `state ${judged(i) ?? "unknown"}`;
     made.verdict.textContent = verdict(completions.right[i]);
     renderFacts(made, side, i, other);
@@ -1496,9 +1638,10 @@
     const fact = (label, value, title) => make("div", {}, make("dt", {}, visible(label, 60)), make("dd", { title }, value));
     const plain = (name) => fact(name, [number(completions[name][i], digits(completions[name])), difference(completions[name])]);
     const text = (label, value, title) => fact(label, make("bdi", { class: "mono" }, scalarText(value)), title);
-    made.facts.replaceChildren(plain("total"), plain("advantage"), plain("tokens"),
+    const has = (name) => !MODELS || completions[name].some((value) => value !== null);
+    made.facts.replaceChildren(...["total", "advantage", "tokens"].filter(has).map(plain),
       text("extracted", extracted(i), "The answer that was found in the text"),
-      ...data.extra_columns.map((name) => text(name, completions.extras[name]?.[i])));
+      ...data.extra_columns.filter((name) => !decoded(name)).map((name) => text(name, completions.extras[name]?.[i])));
     made.scores.replaceChildren(...data.rewards.map((reward) => {
       const values = completions.scores[reward.name] ?? [], value = values[i] ?? null;
       const meter = value === null ? make("span", { class: "meter" }) : bar(value, [reward.low, reward.high]);
@@ -1511,7 +1654,7 @@
 
   function buildFrame() {
     const { run, selection } = data, notes = run.notes ?? [];
-    const about = [run.model, run.status, plural(run.steps ?? 0, "step"), plural(prompts.text.length, "prompt"),
+    const about = [run.model, run.status, MODELS ? "" : plural(run.steps ?? 0, "step"), plural(prompts.text.length, "prompt"),
       plural(total, "completion")];
     const aboutText = about.filter(Boolean).map((text) => visible(text, 120)).join(" · ");
     const help = () => $("help").showModal();
@@ -1520,28 +1663,32 @@
     $("run-name").textContent = visible(run.name, 80);
     $("run-about").append(make("bdi", {}, aboutText));
     $("selection").append(...kept(240));
-    const note = button(plural(notes.length, "note"), "Notes on this run", help, { class: "link" });
+    const note = button(plural(notes.length, "note"), `Notes on this ${RUN}`, help, { class: "link" });
     if (notes.length) $("selection").append(" · ", note);
     const made = visible(run.made ?? "", 40).replace("T", " ").slice(0, 16);
     const lines = [aboutText, kept(2000), ...notes.map((text) => visible(text, 400)), made && `This page was made ${made}.`];
-    $("help").append(make("h2", {}, "This run"), ...lines.filter(Boolean).map((line) => make("p", {}, line)));
-    $("views").append(...VIEWS.map(([view, label], at) => button([label, make("kbd", { "aria-hidden": "true" }, at + 1)],
+    $("help").append(make("h2", {}, `This ${RUN}`), ...lines.filter(Boolean).map((line) => make("p", {}, line)));
+    $("views").append(...views.map(([view, label], at) => button([label, make("kbd", { "aria-hidden": "true" }, at + 1)],
       `${label} (${at + 1})`, () => show(view), { "data-view": view })));
     $("export").addEventListener("click", exportCsv);
     $("theme").addEventListener("click", nextTheme);
     $("open-help").addEventListener("click", help);
   }
 
-  const KEYS = [["1 – 5", "views"], ["/", "search; Enter or ↓ goes to the rows, Esc leaves"],
+  const KEYS = [[`1 – ${views.length}`, "views"], ["/", "search; Enter or ↓ goes to the rows, Esc leaves"],
     ["j k ↓ ↑", "next and previous row"],
-    ["Enter", "open the row"], ["← →", "completions within the step (Compare)"], ["Shift+← → or [ ]", "steps (Compare)"],
+    ["Enter", "open the row"], ["← →", `completions within the ${STEP} (Compare)`],
+    ["Shift+← → or [ ]", `${STEP}s (Compare)`],
     ["n p", "next and previous prompt, in the order of the table of prompts (Compare)"],
     ["d", "differences on and off (Compare)"], ["e", "save the view as CSV"],
     ["t", "theme"], ["?", "this help"], ["Esc", "close, leave a field"]];
-  const WORDS = [["Prompts", "every prompt of this page; best and mean are of the whole run."],
-    ["Compare", "two completions of one prompt; on the right the best of the latest step, unless you pin another."],
+  const firstKind = data.change?.kinds[0]?.name; // a regression, where there is one
+  const WORDS = [["Prompts", !MODELS ? "every prompt of this page; best and mean are of the whole run."
+    : `every prompt of this page, what became worse first${firstKind ? `; ${CHANGE}:${firstKind} finds those alone` : ""}.`],
+    ["Compare", `two completions of one prompt; on the right ${usualRight()}, unless you pin another.`],
     ["Suspects", "completions that a rule found worth reading: a rule is no verdict."],
-    ["Search", "finds parts of words in any case; answer:42 looks only into the column “answer”."],
+    ["Search", `finds parts of words in any case; ${MODELS ? "gold" : "answer"}:42 looks only into the column ` +
+      `“${MODELS ? "gold" : "answer"}”.`],
     ["Address", "the address of the page holds what you see: copy it to come back, or to show it to someone."]];
 
   function buildHelp() {
@@ -1593,7 +1740,7 @@
     const text = `\uFEFF${lines.map((line) => line.join(",")).join("\r\n")}\r\n`;
     const name = String(data.run.name).normalize("NFKD").replace(/[^A-Za-z0-9_-]+/g, "-").replace(/^-+|-+$/g, "").slice(0, 60);
     const url = URL.createObjectURL(new Blob([text], { type: "text/csv;charset=utf-8" }));
-    make("a", { href: url, download: `${name || "run"}-${state.view}.csv` }).click();
+    make("a", { href: url, download: `${name || RUN}-${state.view}.csv` }).click();
     setTimeout(() => URL.revokeObjectURL(url), 10000);
     tell(`${plural(rows.length, "row")} saved as CSV`);
   }
@@ -1633,7 +1780,7 @@
   /** What a key does in this view, or undefined where it is not ours. */
   function keyAct(event) {
     const { key, shiftKey } = event, target = event.target.closest ? event.target : document.body, made = tables[state.view];
-    if (/^[1-5]$/.test(key)) return () => show(VIEWS[key - 1][0]);
+    if (/^[1-5]$/.test(key)) return views[key - 1] && (() => show(views[key - 1][0]));
     const search = () => {
       if (!made) show("completions");
       tables[state.view].search.select();
