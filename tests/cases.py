@@ -329,7 +329,7 @@ CODE = [  # kind, what, completion, code_reward (of three assertions), syntax_re
     ("right", "in an answer tag", FORMAT.write("Twice n.", BOTH), 1, 1),
     ("right", "in an answer tag and a fence", FORMAT.write("Twice n.", f"```python\n{BOTH}```"), 1, 1),
     ("right", "among prose", f"Sure!\n{BOTH}This doubles n.", 1, 1),
-    ("right", "with its helper", f"```python\ndef twice(n):\n    return n + n\n\ndef double(n):\n    return twice(n)\n```", 1, 1),
+    ("right", "with its helper", "```python\ndef twice(n):\n    return n + n\n\ndef double(n):\n    return twice(n)\n```", 1, 1),
     ("right", "behind another block", f"```python\ndef other():\n    return 1\n```\n```python\n{BOTH}```\n```python\nprint(double(2))\n```", 1, 1),
     ("right", "a lambda", "```python\ndouble = lambda n: 2 * n\n```", 1, 1),
     ("wrong", "right once", "    return 4", THIRD, 1),

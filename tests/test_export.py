@@ -293,6 +293,11 @@ def test_a_candidate_chosen_by_hand_must_be_there():
     assert export.by_hand("original base", {"original base": {"kl": 0.1}})[0] == "original base"
 
 
+def test_nothing_to_compare_on_is_told(made):
+    with pytest.raises(export.ExportError, match="at least one held-out problem"):
+        export.sample_of(made.tokenizer, [], [])
+
+
 def test_another_adapter_is_another_identity(made, tmp_path):
     folder = shutil.copytree(made.folder / "adapter", tmp_path / "adapter")
     assert export.identity(folder) == export.identity(made.folder / "adapter")

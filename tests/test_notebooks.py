@@ -15,7 +15,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SMOKE = {
     "02_design_rewards": {"N_PROMPTS": 3, "NUM_GENERATIONS": 4, "MAX_COMPLETION_TOKENS": 96},
     "03_train_grpo": {"MAX_STEPS": 3, "PROMPTS_PER_STEP": 2, "NUM_GENERATIONS": 4, "EVAL_EVERY": 2, "N_EVAL": 4},
-    "05_merge_and_export": {"N_EVALUATE": 12},
+    "05_merge_and_export": {"N_EVALUATE": 12, "N_SAMPLES": 3, "N_PROOF": 6},
     "06_code_rewards": {"MAX_STEPS": 2, "PROMPTS_PER_STEP": 2, "NUM_GENERATIONS": 4, "N_SAMPLES": 2},
 }
 
@@ -180,7 +180,8 @@ def test_the_standard_road_with_everything_switched_on_gives_the_same_files(road
     more = {"BACKEND": "trl", "PREFILL": "<think>\n", "FINAL_TEMPERATURE": 0.7, "ADAPTIVE_WEIGHTS": True,
             "WEIGHT_STAGES": [[0, {"format_reward": 1.0}], [2, {"correctness_reward": 1.0, "format_reward": 0.5}]]}  # fmt: skip
     run.run(("03_train_grpo", "05_merge_and_export"), folder, {
-        "03_train_grpo": {**SMOKE["03_train_grpo"], **more}, "05_merge_and_export": SMOKE["05_merge_and_export"]
+        "03_train_grpo": {**SMOKE["03_train_grpo"], **more},
+        "05_merge_and_export": {**SMOKE["05_merge_and_export"], "STOP": ["</answer>"], "MERGE_INTO": "original base", "FORMATS": []},
     })  # fmt: skip
     log = [row for line in (folder / "run/log.jsonl").read_text().splitlines() if "reward" in (row := json.loads(line))]
     assert [row["temperature"] for row in log] == pytest.approx([1.0, 0.85, 0.7])
@@ -190,15 +191,22 @@ def test_the_standard_road_with_everything_switched_on_gives_the_same_files(road
     assert {path.name for path in (road / "run").iterdir()} == {path.name for path in (folder / "run").iterdir()}
     answers = pd.read_parquet(folder / "answers/merged.parquet")
     assert not answers["question"].str.contains("<think>").any() and read(folder / "evaluation.json")["n"] == 12
+    proof = read(folder / "merge_proof.json")
+    assert proof["merged_into"] == "original base" and proof["fresh_process"]["first_answer"].startswith("<think>\n")
+    assert read(folder / "merged/generation_config.json")["stop_strings"] == ["</answer>"]
+    text = "".join("".join(o.get("text", "")) for c in code_cells(folder / "executed/05_merge_and_export.ipynb") for o in c.outputs)
+    assert "8 of 8 answers as expected" in text or "6 of 6 answers as expected" in text, "served with prefill and stop as evaluated"
 
 
 def test_all_weights_can_be_trained_instead_of_an_adapter(road, tmp_path):
     folder = copied(road, tmp_path)
     run.run(("03_train_grpo", "05_merge_and_export"), folder, {
-        "03_train_grpo": {**SMOKE["03_train_grpo"], "FULL_FINETUNING": True}, "05_merge_and_export": SMOKE["05_merge_and_export"]
+        "03_train_grpo": {**SMOKE["03_train_grpo"], "FULL_FINETUNING": True},
+        "05_merge_and_export": {**SMOKE["05_merge_and_export"], "TRY_SERVER": False},
     })  # fmt: skip
     proof = read(folder / "merge_proof.json")
-    assert proof["weights"]["changed"] > 20 and proof["adapter_against_merged"]["max_probability"] < 1e-6
+    assert proof["weights"]["changed"] > 20 and proof["trained_against_merged"]["kl"] < 1e-6 and proof["adapter"] is None
+    assert read(folder / "evaluation.json")["models"] == ["base", "merged"]
     assert "all weights trained" in (folder / "merged/README.md").read_text()
 
 
@@ -258,26 +266,55 @@ def test_04_shows_the_recorded_run_to_who_has_not_trained(tmp_path):
     assert (tmp_path / "figures/training.svg").exists() and (tmp_path / "completions.html").exists()
 
 
-def test_05_merged_what_was_trained_into_a_plain_16_bit_model(road):
+def test_05_merged_what_was_trained_into_a_plain_16_bit_model_and_proved_it(road):
+    from lab import export
     from safetensors.torch import load_file
 
     proof = read(road / "merge_proof.json")
-    assert 0 < proof["weights"]["changed"] < proof["weights"]["tensors"]
-    assert proof["adapter_against_merged"]["same_top"] > 0.95
+    assert all(line["ok"] for line in export.verdicts(proof)) and proof["merged_into"] == "dequantised base"
+    assert proof["adapter"]["compared_with_start"] == proof["adapter"]["tensors"] == 56, "start.json is the training's"
+    assert proof["base"]["changed"] == 0 and proof["base"]["compared_with_start"] > 20
+    assert proof["distances"]["dequantised base"]["kl"] < proof["distances"]["original base"]["kl"]
+    hashes = {file["file"]: file["sha256"] for file in proof["files"]}
+    assert hashes["model.safetensors"] == export.sha256(road / "merged/model.safetensors")
     weights = load_file(road / "merged/model.safetensors")
     assert {str(value.dtype) for value in weights.values()} == {"torch.bfloat16"}
     assert not any("lora" in name or "quant" in name for name in weights)
-    assert not (road / "merged/adapter_config.json").exists()
+    assert not (road / "merged/adapter_config.json").exists() and not list(road.glob(".*.building"))
 
 
 def test_05_evaluation_can_be_recomputed_from_the_answers_it_kept(road):
     found = read(road / "evaluation.json")
-    tables = {name: pd.read_parquet(road / "answers" / f"{name}.parquet") for name in ("base", "merged")}
-    again = evaluate.compare(tables["base"], tables["merged"], {}, seed=3407)
-    assert {key: found[key] for key in ("n", "base", "merged", "difference")} == {
-        key: again[key] for key in ("n", "base", "merged", "difference")
-    }
-    assert found["n"] == 12 and set(ROAD) <= set(found["seconds"])
+    tables = {name: pd.read_parquet(road / "answers" / f"{name}.parquet") for name in ("base", "adapter", "merged")}
+    assert [len(table) for table in tables.values()] == [48, 48, 48] and found["n"] == 12
+    again = evaluate.compare(tables, evaluate.Settings(**found["settings"]), seed=3407, by=["data/template"])
+    again = json.loads(json.dumps(again))
+    for part in ("greedy", "sampled", "difference", "verdict", "said"):
+        assert found[part] == again[part], part
+    assert found["by"]["data/template"] == again["by"]["data/template"] and set(ROAD) <= set(found["seconds"])
+    assert sum(found["overlap"]["counts"].values()) == 12
+
+
+def test_05_is_served_and_asked_and_its_answers_stand_in_a_page(road):
+    cells = code_cells(road / "executed/05_merge_and_export.ipynb")
+    text = "".join("".join(output.get("text", "")) for cell in cells for output in cell.outputs)
+    assert "6 of 6 answers as expected" in text and "--enable-lora --max-lora-rank 16" in text
+    payload = browser.unpacked((road / "evaluation.html").read_text(encoding="utf-8"))
+    assert payload["models"] == ["base", "adapter", "merged"] and len(payload["completions"]["text"]) == 144
+    for name in ("adapter/adapter_model.safetensors", "adapter/chat_template.jinja", "merged-4bit/model.safetensors"):
+        assert (road / name).exists(), name
+    assert not (road / "gguf").exists() and "llama.cpp is not at hand" in json.dumps([cell.outputs for cell in cells])
+    card = (road / "merged/README.md").read_text()
+    assert "correct, greedy" in card and "`correctness_reward` × 1" in card and read(road / "merged/merge_proof.json") == read(road / "merge_proof.json")
+
+
+def test_05_again_answers_nothing_twice_and_keeps_the_earlier_model(road, tmp_path):
+    folder = tmp_path / "outputs"
+    shutil.copytree(road, folder, ignore=shutil.ignore_patterns("code", "executed", "figures"))
+    smoke = {**SMOKE["05_merge_and_export"], "TRY_SERVER": False, "FORMATS": []}
+    run.run(("05_merge_and_export",), folder, {"05_merge_and_export": smoke})
+    text = "".join("".join(o.get("text", "")) for c in code_cells(folder / "executed/05_merge_and_export.ipynb") for o in c.outputs)
+    assert text.count("none is given again") == 3 and len(list(folder.glob("merged-2*"))) == 1
 
 
 def test_06_trained_on_code_and_kept_what_its_evidence_says(road):
@@ -304,7 +341,8 @@ def test_the_evidence_of_all_notebooks_has_pass_at_1(road):
 
 def test_the_evidence_names_everything_a_person_wants_to_know(road):
     text = run.evidence(road, {name: 61 for name in ROAD})
-    for word in ("strict format", "correct", "n = 12", "95 % interval", "03_train_grpo           1:01", "merged model", "figures", "completions.html"):
+    for word in ("strict format", "correct", "n = 12", "95 % interval", "03_train_grpo           1:01", "merged model", "figures",
+                 "completions.html", "evaluation.html", "merge_proof.json", "pass@1"):  # fmt: skip
         assert word in text, text
 
 

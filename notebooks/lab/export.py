@@ -352,6 +352,10 @@ class Sample:
 
 
 def sample_of(tokenizer: Any, chats: Sequence[Messages], replies: Sequence[str]) -> Sample:
+    """Raises ExportError for no chats: without positions there is nothing to compare."""
+    if not chats:
+        raise ExportError("A merge is proved on at least one held-out problem: raise N_EVALUATE and N_PROOF.")
+
     def ids(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
@@ -553,7 +557,7 @@ def prove(
     merged = AutoModelForCausalLM.from_pretrained(folder, **place).eval()
     ours = greedy(merged, AutoTokenizer.from_pretrained(folder), sample.prompts, manner.max_new_tokens)
     fresh = answer_in_fresh_process(folder, [manner.question(chat) for chat in chats], manner.max_new_tokens)
-    tied = tying(dict(base_config))
+    tied, begun = tying(dict(base_config)), serving.begun(tokenizer, manner.prefill)
     with torch.inference_mode():
         from_base = distance(trained, AsBase(trained), sample) if adapter else None
         apart = distance(trained, merged, sample)
@@ -567,7 +571,7 @@ def prove(
         "quantising": dict(quantising) if quantising else None,
         "greedy_as_trained": _share(ours, replies),
         "fresh_process": {
-            "n": len(chats), "same_answers": _share(fresh["answers"], [manner.prefill + text for text in ours]), "had": fresh["modules"],
+            "n": len(chats), "same_answers": _share(fresh["answers"], [begun + text for text in ours]), "had": fresh["modules"],
             "same_prompts": _share(fresh["prompt_ids"], sample.prompts), "first_answer": fresh["answers"][0],
         },
         "missing_files": missing_files(folder),
@@ -595,13 +599,15 @@ def greedy(model: Any, tokenizer: Any, prompts: Sequence[list[int]], max_new_tok
     return found
 
 
-def greedy_answers(model: Any, folder: Path, chats: Sequence[Messages], manner: Manner) -> list[str]:
-    """What a merged folder must answer to held-out prompts, the begun part included, one at a time as a server does."""
-    from transformers import AutoTokenizer
+def greedy_answers(model: Any, tokenizer: Any, chats: Sequence[Messages], manner: Manner) -> list[str]:
+    """What a merged model must answer to held-out prompts, the begun part included, one at a time as a server does.
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    Args:
+        tokenizer: with the chat template of the training.
+    """
     prompts = [tokenizer(render(tokenizer, chat), add_special_tokens=False)["input_ids"] for chat in chats]
-    return [manner.prefill + text for text in greedy(model, tokenizer, prompts, manner.max_new_tokens)]
+    begun = serving.begun(tokenizer, manner.prefill)
+    return [begun + text for text in greedy(model, tokenizer, prompts, manner.max_new_tokens)]
 
 
 def kl_limit(proof: Mapping[str, Any]) -> float:

@@ -116,16 +116,19 @@ def evidence(folder: Path, seconds: dict[str, float]) -> str:
     about = read_json(folder / "run" / "run.json", "03_train_grpo")
     lines = [
         "",
-        f"Held-out problems, greedy, same prompts for both (n = {evaluation['n']}); model: {about['model']['shown']}",
+        f"Held-out problems, same prompts for both (n = {evaluation['n']}); model: {about['model']['shown']}",
         "",
-        summary(evaluation).drop(columns="n").to_string(),
+        summary(evaluation)[["base", "merged", "difference", "95 % interval"]].to_string(),
+        "",
+        evaluation["said"],
         "",
         *(f"  {name:<22}{shown(value):>6}" for name, value in seconds.items()),
         f"  {'all':<22}{shown(sum(seconds.values())):>6}",
         "",
-        f"  merged model   {relative(folder / 'merged')}",
+        f"  merged model   {relative(folder / 'merged')}, with its card; proved in {relative(folder / 'merge_proof.json')}",
         f"  figures        {relative(folder / 'figures')}",
         f"  completions    {relative(folder / 'completions.html')}, to open in a browser",
+        f"  answers        {relative(folder / 'evaluation.html')}, before and after, to open in a browser",
         f"  evaluation     {relative(folder / 'evaluation.json')}",
         f"  notebooks run  {relative(folder / 'executed')}",
     ]
