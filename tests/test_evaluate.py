@@ -620,10 +620,10 @@ def test_changes_are_the_problems_that_turned_the_clearest_first():
 def test_the_summary_has_a_line_a_measure_and_a_column_a_model(better):
     _, found = better
     shown = evaluate.summary(found)
-    assert list(shown) == ["base", "adapter", "merged", "difference", "95 % interval", "p (McNemar)", "n"]
+    assert list(shown) == ["base", "adapter", "merged", "difference", "95 % interval", "p", "n"]
     assert list(shown.index)[:6] == ["strict format, greedy", "correct, greedy", "right in any style, greedy", "pass@1, temperature 1", "pass@8, temperature 1", "maj@8, temperature 1"]
     assert shown.loc["correct, greedy", "merged"] == f"{100 * found['greedy']['merged']['correct']['estimate']:.1f} %"
-    assert shown.loc["correct, greedy", "p (McNemar)"] == "< 0.0001" and shown.loc["pass@1, temperature 1", "p (McNemar)"] == ""
+    assert shown.loc["correct, greedy", "p"] == "< 0.0001" and shown.loc["pass@1, temperature 1", "p"] != ""
     greedy = evaluate.summary(compared(judged([1, 0]), judged([1, 1]), n_samples=0))
     assert not any("@" in name for name in greedy.index) and "mean tokens, greedy" in greedy.index
 
@@ -704,3 +704,44 @@ def test_many_questions_take_seconds():
     began = time.process_time()
     overlap.check(train, test)
     assert time.process_time() - began < 10
+
+
+def test_one_or_a_few_problems_show_nothing():
+    for n in (1, 3, 5):
+        assert evaluate.verdict_of({"estimate": 1.0, "low": 0.4, "high": 1.0, "p": evaluate.sign_flips([1.0] * n)}) == evaluate.NO_GAIN
+    assert evaluate.sign_flips([1.0] * 6) < 0.05
+
+
+def test_equal_models_are_called_different_about_one_time_in_twenty_also_with_few_problems():
+    rng, wrong = np.random.default_rng(5), 0
+    for _ in range(300):
+        change = (rng.binomial(4, 0.5, size=8) - rng.binomial(4, 0.5, size=8)) / 4
+        wrong += evaluate.verdict_of({**evaluate.interval(change, -1, 1), "p": evaluate.sign_flips(change)}) != evaluate.NO_GAIN
+    assert wrong / 300 < 0.08
+
+
+def test_sign_flips_by_drawing_agree_with_trying_all():
+    from itertools import product
+
+    change = np.random.default_rng(6).normal(0.3, 1, size=13)
+    every = [abs(np.dot(signs, change)) >= abs(change.sum()) for signs in product((1, -1), repeat=13)]
+    assert evaluate.sign_flips(change) == pytest.approx(np.mean(every), abs=0.02)
+
+
+def test_what_a_run_was_trained_on_comes_from_its_completions_where_the_data_set_is_another_one(tmp_path, tokenizer):
+    from lab import data, overlap
+
+    rows = [{"question": f"What is {i} + 1?", "answer": str(i + 1), "_row": i} for i in range(20)]
+    data.save(data.prepare(data.Loaded(rows), tokenizer), tmp_path / "dataset")
+    train = data.load_split(tmp_path, "train")
+    questions, said, another = overlap.trained_on(tmp_path, {"data": {"fingerprint": train._fingerprint}})
+    assert questions == train["question"][:] and "all 18" in said and not another
+    (tmp_path / "run/completions").mkdir(parents=True)
+    pd.DataFrame({"prompt": ["p", "p"], "data/question": ["Old?", "Old?"]}).to_parquet(tmp_path / "run/completions/completions_00001.parquet")
+    questions, said, another = overlap.trained_on(tmp_path, {"data": {"fingerprint": "another"}})
+    assert questions == ["Old?"] and "made again after the training" in said and another
+
+
+def test_a_column_to_compare_by_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match="BY names 'levle'; the data set's columns are: level"):
+        evaluate.columns_by(["levle"], ["level"])

@@ -75,7 +75,9 @@ def quick(monkeypatch):
         tokenizer = AutoTokenizer.from_pretrained(folder)
         ids = [tokenizer.apply_chat_template(q, add_generation_prompt=True, return_dict=True)["input_ids"] for q in questions]
         model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
-        return {"answers": export.greedy(model, tokenizer, ids, max_new_tokens), "prompt_ids": ids, "modules": []}
+        how = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None, "max_new_tokens": max_new_tokens, "tokenizer": tokenizer}
+        texts = [tokenizer.decode(model.generate(torch.tensor([one]), **how)[0, len(one) :], skip_special_tokens=True) for one in ids]
+        return {"answers": texts, "prompt_ids": ids, "modules": []}
 
     monkeypatch.setattr(export, "answer_in_fresh_process", answer)
 
@@ -107,7 +109,7 @@ def test_both_merges_pass_with_a_real_fresh_process_and_the_dequantised_one_is_n
         assert not failed(proof), failed(proof)
         export.check(proof)
         assert proof["fresh_process"]["had"] == [] and proof["fresh_process"]["same_prompts"] == 1
-        assert proof["adapter"] == {"tensors": 56, "all_zero": 0, "not_finite": 0, "compared_with_start": 56, "moved_since_start": 56}
+        assert proof["adapter"] == {"tensors": 56, "all_zero": 0, "not_finite": 0, "compared_with_start": 56, "moved_since_start": 56, "at_start": 56}  # fmt: skip
         assert proof["base"]["compared_with_start"] > 20 and proof["base"]["changed"] == 0
         assert proof["weights"]["with_update"] == 28 and proof["weights"]["update_kept"] > 0.99
         assert {"config.json", "model.safetensors", "chat_template.jinja"} <= {file["file"] for file in proof["files"]}
@@ -241,7 +243,47 @@ def test_an_adapter_that_was_never_trained_or_broke_fails(made, tmp_path):
 def test_a_base_that_is_another_one_than_at_the_start_fails(made, quick):
     name = next(name for name in made.start["frozen"] if "q_proj" in name)
     other = {**made.start, "frozen": {**made.start["frozen"], name: [1, 2]}}
-    assert "base tensors changed since the start" in failed(proof_of(made, made.folder / "dequantised base", start=other))
+    assert "base tensors changed or missing since the start" in failed(proof_of(made, made.folder / "dequantised base", start=other))
+
+
+def test_checksums_of_other_names_fail_and_none_at_all_is_a_warning(made, quick):
+    other = {"learns": {"x": [1, 2]}, "frozen": {"y": [3, 4]}}
+    found = failed(proof_of(made, made.folder / "dequantised base", start=other))
+    assert {"base tensors changed or missing since the start", "adapter tensors that moved since the start"} <= found
+    assert any("kept no start.json" in text for text in export.warnings(proof_of(made, made.folder / "dequantised base", start=None)))
+
+
+@pytest.mark.parametrize("change", [{"eos_token_id": 3}, {"min_new_tokens": 20}, {"repetition_penalty": 1.5}, {"do_sample": False}])
+def test_a_folder_that_decodes_otherwise_fails(made, tmp_path, quick, change):
+    folder = copied(made, tmp_path)
+    edit(folder / "generation_config.json", **change)
+    proof = proof_of(made, folder)
+    assert "settings of decoding that are not the training's" in failed(proof) and proof["decoding"] == list(change)
+    if "eos_token_id" in change or "min_new_tokens" in change:
+        assert "fresh process: same greedy answers" in failed(proof)
+
+
+def test_noise_beside_the_update_fails():
+    torch.manual_seed(0)
+    base = {"w": torch.randn(64, 64).to(torch.bfloat16)}
+    update = {"w": (0.01 * torch.randn(64, 4), torch.randn(4, 64), 1.0)}
+    exact = base["w"].float() + update["w"][0] @ update["w"][1]
+    good = export.weights_proof({"w": exact.to(torch.bfloat16)}, base, update)
+    noisy = export.weights_proof({"w": (exact * (1 + 0.007 * torch.randn(64, 64))).to(torch.bfloat16)}, base, update)
+    assert good["aside"] == 0 and noisy["aside"] > export.ASIDE + 1.5 * noisy["aside_by_rounding"]
+
+
+def test_a_candidate_with_nan_is_not_chosen():
+    assert export.choose({"a": {"kl": float("nan")}, "b": {"kl": 0.1}})[0] == "b"
+
+
+def test_a_truncated_adapter_names_the_notebook_that_makes_it(made, tmp_path):
+    folder = shutil.copytree(made.folder / "adapter", tmp_path / "adapter")
+    path = folder / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:50])
+    for read in (export.updates, lambda folder: export.adapter_proof(folder, None)):
+        with pytest.raises(export.ExportError, match="run notebook 03_train_grpo again"):
+            read(folder)
 
 
 def test_missing_files_fail(made, tmp_path, quick):
@@ -275,7 +317,7 @@ def test_rounding_that_swallows_a_small_update_is_a_warning():
     assert found["merge_ratio"] == pytest.approx(1) and found["worst_rounding"] <= 1 and found["update_kept"] != pytest.approx(1, abs=0.005)
     half = {"w": (base["w"].float() + 0.5 * update["w"][0] @ update["w"][1]).to(torch.bfloat16)}
     assert abs(export.weights_proof(half, base, update)["merge_ratio"] - 1) > 0.03, "and a wrong scale is still seen"
-    said = export.warnings({"weights": {"update_kept": 0.4}, "greedy_as_trained": 1.0})
+    said = export.warnings({"weights": {"update_kept": 0.4}, "greedy_as_trained": 1.0, "adapter": None})
     assert "kept 40 % of the update" in said[0]
 
 
@@ -346,16 +388,17 @@ def test_an_error_before_the_end_leaves_the_old_model(tmp_path):
     build = export.Build(place)
     (build.part("a") / "model.safetensors").write_text("half")
     assert (place / "model.safetensors").read_text() == "old"
-    assert export.Build(place).folder.exists() and not list(build.folder.iterdir()), "the next build begins empty"
+    assert export.Build(place).folder.exists() and build.parts == [], "the next build begins empty"
 
 
 def test_a_rename_that_fails_puts_the_old_model_back(tmp_path, monkeypatch):
     place = old_model(tmp_path)
     build = export.Build(place)
-    part, rename = build.part("a"), type(place).rename
+    build.part("a")
+    rename = type(place).rename
 
     def broken(self, target):
-        if self == part:
+        if self == build.ready:
             raise OSError(errno.ENOSPC, "No space left on device")
         return rename(self, target)
 
@@ -363,6 +406,39 @@ def test_a_rename_that_fails_puts_the_old_model_back(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         build.publish("a")
     assert (place / "model.safetensors").read_text() == "old" and not list(tmp_path.glob("merged-*"))
+
+
+def test_a_kill_between_the_two_renames_is_mended_by_the_next_build(tmp_path, monkeypatch):
+    place = old_model(tmp_path)
+    build = export.Build(place)
+    (build.part("a") / "model.safetensors").write_text("new")
+    (build.folder / "a").rename(build.ready)
+    place.rename(tmp_path / "merged-20260101-000000")
+    export.Build(place).discard()
+    assert (place / "model.safetensors").read_text() == "new" and (tmp_path / "merged-20260101-000000").exists()
+
+
+def test_another_process_that_is_building_is_not_disturbed(tmp_path):
+    import psutil
+
+    place = old_model(tmp_path)
+    build = export.Build(place)
+    (build.part("a") / "model.safetensors").write_text("theirs")
+    parent = psutil.Process().parent()
+    owner = {**json.loads((build.folder / export.OWNER).read_text()), "pid": parent.pid, "began": parent.create_time()}
+    (build.folder / export.OWNER).write_text(json.dumps(owner))
+    with pytest.raises(export.ExportError, match=f"Process {parent.pid} is exporting"):
+        export.Build(place)
+    assert (build.folder / "a/model.safetensors").read_text() == "theirs"
+    (build.folder / export.OWNER).write_text(json.dumps({**owner, "began": 1.0}))
+    assert export.Build(place).parts == [], "a number that another process has now is no owner"
+
+
+def test_the_same_weights_again_are_not_kept_twice(tmp_path):
+    place = old_model(tmp_path)
+    build = export.Build(place)
+    (build.part("a") / "model.safetensors").write_text("old")
+    assert build.publish("a") is None and [path.name for path in tmp_path.iterdir()] == ["merged"]
 
 
 def test_too_little_disk_is_told_before_anything_is_written(tmp_path):

@@ -422,7 +422,14 @@ def test_what_the_hub_s_own_errors_say_is_passed_on(hub, merged):
         formats.push(merged, "me/model")
 
 
-def test_a_format_that_there_is_not_is_named():
-    formats.check([]), formats.check(["adapter", "gguf"])
-    with pytest.raises(ValueError, match="FORMATS names 'GGUF'; there are: 'adapter'"):
-        formats.check(["adapter", "GGUF"])
+def test_parameters_that_would_fail_after_minutes_are_refused_at_once(monkeypatch):
+    import huggingface_hub
+
+    formats.check([]), formats.check(["adapter", "gguf"], "original base", 1)
+    for wrong, said in (((["GGUF"],), "FORMATS names 'GGUF'; there are: 'adapter'"), (([], "original"), "MERGE_INTO is 'original'"),
+                        (([], "auto", 0), "N_EVALUATE is 0"), (([], "auto", -5), "N_EVALUATE is -5")):  # fmt: skip
+        with pytest.raises(ValueError, match=said):
+            formats.check(*wrong)
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    with pytest.raises(formats.NotMadeError, match="HF_TOKEN"):
+        formats.check([], push_to="me/model")

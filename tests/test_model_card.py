@@ -49,10 +49,11 @@ EVALUATION = {
     "overlap": {"said": "3 problems also stand in the training set."},
 }  # fmt: skip
 PROOF = {
-    "adapter": {"tensors": 56, "all_zero": 0, "not_finite": 0, "compared_with_start": 56, "moved_since_start": 56},
-    "base": {"compared_with_start": 28, "changed": 0},
+    "adapter": {"tensors": 56, "all_zero": 0, "not_finite": 0, "compared_with_start": 56, "moved_since_start": 56, "at_start": 56},
+    "base": {"at_start": 28, "compared_with_start": 28, "changed": 0},
     "weights": {"tensors": 50, "changed": 28, "stray": [], "missing": [], "untouched_changed": 0, "with_update": 28,
-                "worst_rounding": 0.25, "merge_ratio": 1.0, "update_kept": 0.75},
+                "worst_rounding": 0.25, "merge_ratio": 1.0, "update_kept": 0.75, "aside": 0.0, "aside_by_rounding": 0.02},
+    "decoding": [],
     "tied": {"base": True, "merged": True, "contradicted": False},
     "trained_against_merged": {"kl": 5e-6, "same_top": 1.0}, "trained_against_base": {"kl": 0.05}, "quantising": None,
     "fresh_process": {"n": 24, "same_answers": 1.0, "had": [], "same_prompts": 1.0}, "greedy_as_trained": 1.0,
@@ -210,3 +211,10 @@ def test_inline_code_shows_the_text_with_its_backticks(text):
     assert fence not in re.findall("`+", inside) and made.endswith(fence)
     both = inside.startswith(" ") and inside.endswith(" ")
     assert html.unescape(inside[1:-1] if both else inside) == text
+
+
+def test_what_makes_the_figures_doubtful_stands_among_the_limits():
+    said = card(evaluation={**EVALUATION, "judged_by": "0" * 64, "another_data_set": True})
+    assert "judged by those of SHA-256 `000" in said and "made again after the training" in said
+    said = card(evaluation={**EVALUATION, "judged_by": ABOUT["rewards"]["source_sha256"], "another_data_set": False})
+    assert "judged by those" not in said and "made again" not in said

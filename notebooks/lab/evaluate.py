@@ -402,14 +402,43 @@ def mcnemar(gained: int, lost: int) -> float:
     return min(1.0, 2 * tail / 2**n)
 
 
+FEWEST_CHANGES = 6  # that can be told from chance, all in one direction: 2 / 2^6 < 0.05
+
+
+def sign_flips(change: Sequence[float], seed: int = 0, draws: int = 10_000) -> float:
+    """Two-sided p-value that a mean of paired differences is this far from 0 by chance (Fisher's randomisation test).
+
+    If both models are alike, each difference could as well have the other sign: all 2^n are tried for up to 12
+    differences that are not 0, and `draws` random ones for more.
+
+    >>> sign_flips([1, 1, 1]), sign_flips([0, 0])
+    (0.25, 1.0)
+    """
+    change = np.asarray(change, dtype=float)
+    change = change[change != 0]
+    if not len(change):
+        return 1.0
+    if len(change) <= 12:
+        signs = 1 - 2 * (np.arange(2 ** len(change))[:, None] >> np.arange(len(change)) & 1)
+        return float((np.abs(signs @ change) >= abs(change.sum()) - 1e-9).mean())
+    rng, far = np.random.default_rng(seed), 0
+    for _ in range(10):
+        signs = 1 - 2 * rng.integers(0, 2, size=(draws // 10, len(change)), dtype=np.int8)
+        far += int((np.abs(signs @ change) >= abs(change.sum()) - 1e-9).sum())
+    return (1 + far) / (1 + draws)
+
+
 def problems_needed(gained: int, lost: int, n: int) -> int:
     """About how many problems show a gain as large as this one, at 5 % two-sided with a power of 80 % (Connor 1987).
 
-    >>> problems_needed(30, 24, 500)
-    5885
+    At least as many as have `FEWEST_CHANGES` changed verdicts: with fewer no exact test can show anything.
+
+    >>> problems_needed(30, 24, 500), problems_needed(3, 0, 3)
+    (5885, 6)
     """
     apart, gain = (gained + lost) / n, (gained - lost) / n
-    return math.ceil(((1.96 * math.sqrt(apart) + 0.8416 * math.sqrt(apart - gain**2)) / gain) ** 2)
+    power = math.ceil(((1.96 * math.sqrt(apart) + 0.8416 * math.sqrt(apart - gain**2)) / gain) ** 2)
+    return max(power, math.ceil(FEWEST_CHANGES / apart))
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -523,6 +552,8 @@ def compare(
     sides = [found[m][GREEDY]["correct"] for m in (baseline, other)]
     record["by"] = {column: lines_by(values, *sides, seed) for column, values in asked_for(first, by, overlap).items()}
     record["overlap"] = None if overlap is None else {"counts": overlap.counts, "said": overlap.said}
+    if seen := 0 if overlap is None else overlap.counts.get("identical", 0):
+        record["said"] += f" {seen} of the problems stand in the training set word for word: look at the figures by overlap."
     record["seconds"] = {f"answer_{m}": round(float(table["seconds"].sum()), 1) for m, table in tables.items()}
     return record
 
@@ -564,11 +595,18 @@ def asked_for(first: pd.DataFrame, by: Sequence[str], overlap: Any) -> dict[str,
     return {**{name: list(first[name]) for name in by}, **kinds}
 
 
-def columns_by(asked: Sequence[str] | None, table: pd.DataFrame) -> list[str]:
-    """The columns to compare by as the answers call them: those asked for, or the usual ones that are there."""
-    if asked is None:
-        return [f"data/{name}" for name in USUAL_COLUMNS if f"data/{name}" in table]
-    return [name if name in table else f"data/{name}" for name in asked]
+def columns_by(asked: Sequence[str] | None, columns: Sequence[str]) -> list[str]:
+    """The data set's columns to compare by, as the answers call them: those asked for, or the usual ones that are there.
+
+    >>> columns_by(None, ["answer", "template"]), columns_by([], ["template"])
+    (['data/template'], [])
+
+    Raises ValueError for a column that the data set does not have.
+    """
+    missing = [name for name in asked or () if name not in columns]
+    if missing:
+        raise ValueError(f"BY names {missing[0]!r}; the data set's columns are: {', '.join(columns)}.")
+    return [f"data/{name}" for name in (USUAL_COLUMNS if asked is None else asked) if name in columns]
 
 
 def sizes(n: int) -> list[int]:
@@ -614,6 +652,8 @@ def estimated(name: str, values: np.ndarray, seed: int, difference: bool = False
     if not len(values):
         return None
     ends = bounds(name, difference)
+    if not ends and len(values) < 2:
+        return {"estimate": float(values.mean()), "low": math.nan, "high": math.nan}  # one value has no spread
     return interval(values, *ends, seed) if ends else bootstrap_mean(values, seed)
 
 
@@ -640,12 +680,15 @@ def differences(before: dict[str, dict], after: dict[str, dict], seed: int) -> d
             if decoding == GREEDY and name.startswith(SHARES):
                 gained, lost = int((change > 0).sum()), int((change < 0).sum())
                 names[name] |= {"gained": gained, "lost": lost, "p": mcnemar(gained, lost)}
+            elif name.startswith(SHARES):
+                names[name]["p"] = sign_flips(change[~np.isnan(change)], seed)
     return result
 
 
 # --------------------------------------------------------------------------- what is said of it
 
 BETTER, WORSE, NO_GAIN = "better", "worse", "no gain shown"
+CUT_FROM = 0.9  # share of answers that end by themselves; below it what was cut is told
 ROUGH = 100  # problems; with fewer an interval is rough
 
 
@@ -676,6 +719,11 @@ def sentences(record: dict[str, Any]) -> Iterator[str]:
             f"But pass@{k} fell by {-100 * most['estimate']:.1f} points (95 % interval {span(most)}): of {k} attempts fewer "
             "problems are solved at all. That is known of RL (Yue et al. 2025): answers get surer, and less varied."
         )
+    for kind, label in ((GREEDY, "greedy"), (SAMPLED, "sampled")):
+        done = {m: record[kind][m]["finished"]["estimate"] for m in (record["baseline"], record["other"]) if record[kind][m]}
+        if done and min(done.values()) < CUT_FROM:
+            cut = " and ".join(f"{100 * (1 - share):.0f} % of {m}'s" for m, share in done.items())
+            yield f"{cut} {label} answers were cut at {record['settings']['max_new_tokens']} tokens."
     if record["n"] < ROUGH:
         yield f"With {record['n']} problems an interval is rough: evaluate {ROUGH} or more before you rely on it."
     if record["left_out"]:
@@ -685,7 +733,8 @@ def sentences(record: dict[str, Any]) -> Iterator[str]:
 
 def said_of(record: dict[str, Any], name: str, found: dict[str, Any], label: str) -> Iterator[str]:
     head = {BETTER: "A gain was shown", WORSE: "A loss was shown", NO_GAIN: "No gain was shown"}[record["verdict"][name]]
-    p = f", p {p_text(found['p'])} by McNemar's test" if "p" in found else ""
+    test = "McNemar's test" if "gained" in found else "sign flips"
+    p = f", p {p_text(found['p'])} by {test}" if "p" in found else ""
     yield f"{head} ({label}): {signed(found['estimate'])} points, 95 % interval {span(found)}, n = {record['n']}{p}."
     if record["verdict"][name] == NO_GAIN and found.get("gained", 0) > found.get("lost", 0):
         needed = problems_needed(found["gained"], found["lost"], record["n"])
@@ -798,6 +847,7 @@ def summary(evaluation: dict[str, Any]) -> pd.DataFrame:
     measures = [(GREEDY, "format", "strict format, greedy"), (GREEDY, "correct", "correct, greedy")]
     measures += [(GREEDY, "right_anyhow", "right in any style, greedy"), (SAMPLED, "pass@1", f"pass@1{at}")]
     measures += [(SAMPLED, f"{name}@{k}", f"{name}@{k}{at}") for name in ("pass", "maj") if k > 1]
+    measures += [(GREEDY, "finished", "not cut, greedy"), (SAMPLED, "finished", f"not cut{at}")]
     measures += [(GREEDY, "tokens", "mean tokens, greedy"), (SAMPLED, "tokens", f"mean tokens{at}")]
     measures += [(GREEDY, "tokens_per_second", "tokens a second, greedy"), (SAMPLED, "tokens_per_second", f"tokens a second{at}")]
     first = evaluation["baseline"]
@@ -816,13 +866,13 @@ def line(evaluation: dict[str, Any], decoding: str, name: str) -> dict[str, Any]
         found[model] = f"{100 * value:.1f} %" if share else f"{value:,.0f}" if name == "tokens_per_second" else f"{value:.1f}"
     change = evaluation["difference"][evaluation["other"]][decoding].get(name)
     if change is None:
-        return {**found, "difference": "", "95 % interval": "", "p (McNemar)": "", "n": evaluation["n"]}
+        return {**found, "difference": "", "95 % interval": "", "p": "", "n": evaluation["n"]}
     factor, unit = (100, " points") if share else (1, "")
     return {
         **found,
         "difference": f"{signed(change['estimate'], factor)}{unit}",
         "95 % interval": span(change, factor),
-        "p (McNemar)": p_text(change["p"]).removeprefix("= ") if "p" in change else "",
+        "p": p_text(change["p"]).removeprefix("= ") if "p" in change else "",
         "n": change["n"],
     }
 

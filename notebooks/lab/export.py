@@ -23,11 +23,13 @@ import pandas as pd
 
 from lab import serving
 from lab.files import relative, unused, write_json
-from lab.policy import Messages, render
+from lab.policy import Messages, end_tokens, plain_decoding, render
+from lab.run_folder import this_process
 from lab.serving import Manner
 
+OWNER = "owner.json"  # in a build: whose it is
 NEEDED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-ROUNDING = 2.0**-7  # of a weight: what two roundings to bfloat16 (8 bits) may move it by, with a factor of two to spare
+ASIDE = 0.1  # norm of what is in the merged update and not in ours, as a share of ours, beyond 1.5 times what rounding leaves
 MERGE_RATIO = 0.03  # how far the merged update may be from our own merge of the same adapter: an alpha off by 3 % is seen
 KL_FLOOR = 0.002  # nats a token: rounding to 16 bits alone moved the starter policy by 5e-6, a dropped adapter by 0.05
 KL_OF_BASE = 0.05  # of the distance between base and trained model: nearer than that is the trained one
@@ -63,28 +65,46 @@ class Build:
     """A folder that is built beside its place and moved there when it is whole.
 
     Until `publish` the old folder is untouched; a kill, an error or a full disk leaves it as it was. What an
-    interrupted build left behind goes when the next one begins.
+    interrupted build left behind goes when the next one begins; where the kill fell between the two renames of
+    `publish`, when the finished folder is complete and the old one already under its date, the next build ends it.
 
     Args:
         place: where the finished folder will be.
         replace: what stands there is deleted when the new one is in place; otherwise it is kept under its date.
         needed: bytes that the build will take at its largest.
 
-    Raises ExportError where the disk has less free.
+    Raises ExportError where the disk has less free, and where another process is building for this place.
     """
 
     def __init__(self, place: Path, replace: bool = False, needed: int = 0) -> None:
         self.place, self.replace = place, replace
         self.folder = place.with_name(f".{place.name}.building")
+        self.ready = place.with_name(f".{place.name}.ready")
         place.parent.mkdir(parents=True, exist_ok=True)
+        self._refuse_a_second_builder()
+        if self.ready.exists():
+            self._swap()
         self.discard()
         free = shutil.disk_usage(place.parent).free
         if free < needed:
             raise ExportError(
-                f"Writing the model takes about {needed / 1e9:.1f} GB in {relative(place.parent)}, and {free / 1e9:.1f} GB are free there. "
-                "Free some, or set OUTPUTS to a larger disk; nothing has been changed."
+                f"Writing the model takes about {needed / 1e9:.1f} GB in {relative(place.parent)}, and {free / 1e9:.1f} GB are "
+                "free there. Free some, or set OUTPUTS to a larger disk; nothing has been changed."
             )
         self.folder.mkdir()
+        write_json(self.folder / OWNER, this_process())
+
+    def _refuse_a_second_builder(self) -> None:
+        owner = _json(self.folder / OWNER)
+        if owner and owner.get("pid") != os.getpid() and is_running(owner):
+            raise ExportError(
+                f"Process {owner['pid']} is exporting to {relative(self.place)} now: wait for it, stop it, or set another OUTPUTS."
+            )
+
+    @property
+    def parts(self) -> list[str]:
+        """The names of the parts that there are."""
+        return sorted(path.name for path in self.folder.iterdir() if path.is_dir())
 
     def part(self, name: str) -> Path:
         """An empty folder of the build."""
@@ -97,30 +117,59 @@ class Build:
         shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def publish(self, name: str) -> Path | None:
-        """Moves a part into place and removes the rest; returns where the earlier folder is kept, if one was."""
-        part, kept = self.folder / name, None
+        """Moves a part into place and removes the rest; returns where the earlier folder is kept, if one was.
+
+        One with the very same weights is replaced, not kept: a notebook that is run again would fill the disk with copies.
+        """
+        part = self.folder / name
         for path in part.rglob("*"):
             if path.is_file():
                 path.chmod(0o644)  # safetensors writes files that only their owner can read
                 _to_disk(path)
+        part.rename(self.ready)
+        kept = self._swap()
+        self.discard()
+        return kept
+
+    def _swap(self) -> Path | None:
+        """Puts the finished folder in place; returns where the one that stood there is kept."""
+        kept = None
+        same = self.place.exists() and _weight_hashes(self.place) == _weight_hashes(self.ready)
         if self.place.exists():
             stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.place.stat().st_mtime))
             kept = unused(self.place.with_name(f"{self.place.name}-{stamp}"))
             self.place.rename(kept)
         try:
-            part.rename(self.place)
+            self.ready.rename(self.place)
         except OSError:
             if kept:
                 kept.rename(self.place)  # as it was
             raise
-        self.discard()
-        if kept and self.replace:
+        if kept and (self.replace or same):
             shutil.rmtree(kept)
             return None
         return kept
 
     def discard(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _weight_hashes(folder: Path) -> list[str] | None:
+    """The hashes of a folder's weights; None where there are none to compare."""
+    return [sha256(path) for path in sorted(folder.glob("*.safetensors"))] or None
+
+
+def is_running(process: Mapping[str, Any]) -> bool:
+    """Whether a process of this machine, as `this_process` wrote it down, still runs."""
+    import platform
+
+    import psutil
+
+    try:
+        began = psutil.Process(int(process["pid"])).create_time()
+        return process.get("host") == platform.node() and abs(began - process["began"]) < 2
+    except (psutil.Error, KeyError, TypeError, ValueError):
+        return False
 
 
 def _to_disk(path: Path) -> None:
@@ -215,18 +264,30 @@ def read_weights(folder: Path) -> dict[str, Any]:
     return found
 
 
+def adapter_tensors(adapter: Path) -> dict[str, Any]:
+    """The tensors of an adapter by name. Raises ExportError for a missing or damaged file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(adapter / "adapter_model.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise ExportError(
+            f"The adapter in {relative(adapter)} cannot be read ({error}): run notebook 03_train_grpo again, it goes on from the "
+            "last checkpoint and writes the adapter anew."
+        ) from error
+
+
 def updates(adapter: Path) -> dict[str, tuple[Any, Any, float]]:
     """{weight's name in the model: (B, A, scale)} of a LoRA adapter: the weight's update is scale · B · A.
 
     scale is alpha / r, or alpha / √r with rsLoRA (Hu et al. 2021; Kalajdzievski 2023). Raises ExportError for
     adapters that are more than that (DoRA, whole modules, per-layer ranks).
     """
-    from safetensors.torch import load_file
-
     config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
     if more := [name for name in ("use_dora", "modules_to_save", "alpha_pattern", "rank_pattern", "fan_in_fan_out") if config.get(name)]:
         raise ExportError(f"This adapter has {more[0]}, whose merge is not checked here: compare its answers by hand.")
-    tensors = load_file(adapter / "adapter_model.safetensors")
+    tensors = adapter_tensors(adapter)
     rank, alpha = config["r"], config["lora_alpha"]
     scale = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
     found = {}
@@ -243,11 +304,9 @@ def adapter_proof(adapter: Path, start: Mapping[str, Any] | None) -> dict[str, A
     Args:
         start: `run/start.json`, or None where the run kept none.
     """
-    from safetensors.torch import load_file
-
     from lab.training import checksum
 
-    tensors = load_file(adapter / "adapter_model.safetensors")
+    tensors = adapter_tensors(adapter)
     sums = {name: list(checksum(tensor)) for name, tensor in tensors.items()}
     then = {name.replace(".default.", "."): total for name, total in (start or {}).get("learns", {}).items()}
     known = [name for name in sums if name in then]
@@ -255,6 +314,7 @@ def adapter_proof(adapter: Path, start: Mapping[str, Any] | None) -> dict[str, A
         "tensors": len(tensors), "all_zero": sum(not tensor.any() for tensor in tensors.values()),
         "not_finite": sum(not tensor.isfinite().all() for tensor in tensors.values()),
         "compared_with_start": len(known), "moved_since_start": sum(sums[name] != then[name] for name in known),
+        "at_start": len(then),
     }  # fmt: skip
 
 
@@ -264,7 +324,7 @@ def base_proof(trained: Any, start: Mapping[str, Any] | None) -> dict[str, int]:
 
     then = (start or {}).get("frozen", {})
     now = {name: list(checksum(tensor)) for name, tensor in trained.named_parameters() if name in then}
-    return {"compared_with_start": len(now), "changed": sum(now[name] != then[name] for name in now)}
+    return {"at_start": len(then), "compared_with_start": len(now), "changed": sum(now[name] != then[name] for name in now)}
 
 
 def base_weights(model: Any) -> dict[str, Any]:
@@ -293,7 +353,8 @@ def weights_proof(merged: Mapping[str, Any], base: Mapping[str, Any], update: Up
         untouched_changed: tensors without an update that are not the base's, bit by bit.
         worst_rounding: largest |merged - expected| as a multiple of what two roundings to 16 bits explain; at most 1.
         merge_ratio: the merged update projected on our own merge rounded to 16 bits; 1 for the same, 0 for a dropped adapter.
-        update_kept: the same against the unrounded update: what rounding to 16 bits left of it.
+        aside: norm of what the merged update has beside ours, as a share of ours; aside_by_rounding: what rounding leaves.
+        update_kept: the same as merge_ratio against the unrounded update: what rounding to 16 bits left of it.
     """
     import torch
 
@@ -301,7 +362,7 @@ def weights_proof(merged: Mapping[str, Any], base: Mapping[str, Any], update: Up
     missing = [name for name in base if name not in merged and name not in ends]
     stray = [name for name in merged if name not in base and name not in ends]
     missing += [name for name in update if name not in merged]
-    changed, untouched, worst, dots = 0, 0, 0.0, torch.zeros(4, dtype=torch.float64)
+    changed, untouched, worst, dots = 0, 0, 0.0, torch.zeros(6, dtype=torch.float64)
     for name, weight in merged.items():
         if name not in base:
             continue
@@ -313,15 +374,16 @@ def weights_proof(merged: Mapping[str, Any], base: Mapping[str, Any], update: Up
         b, a, scale = update[name]
         delta = scale * (b.float() @ a.float())
         plain = base[name].float()
-        allowed = ROUNDING * (plain.abs() + delta.abs() + (plain + delta).abs()) + 1e-30
+        allowed = torch.finfo(weight.dtype).eps * (plain.abs() + delta.abs() + (plain + delta).abs()) + 1e-30
         worst = max(worst, float(((weight.float() - plain - delta).abs() / allowed).max()))
         ours, theirs = (plain + delta).to(weight.dtype).float() - plain, weight.float() - plain
-        products = ((theirs, ours), (ours, ours), (theirs, delta), (delta, delta))
+        products = ((theirs, ours), (ours, ours), (theirs, delta), (delta, delta), (theirs - ours, theirs - ours), (ours - delta, ours - delta))
         dots += torch.stack([(x.double() * y.double()).sum() for x, y in products])
     ratio, kept = ((float(dots[i] / dots[i + 1]) if dots[i + 1] else 0.0) for i in (0, 2))
+    aside, rounded = (float((dots[i] / dots[1]).sqrt()) if dots[1] else 0.0 for i in (4, 5))
     return {
         "tensors": len(merged), "changed": changed, "stray": stray, "missing": sorted(set(missing)), "untouched_changed": untouched,
-        "with_update": len(update), "worst_rounding": worst, "merge_ratio": ratio, "update_kept": kept,
+        "with_update": len(update), "worst_rounding": worst, "merge_ratio": ratio, "update_kept": kept, "aside": aside, "aside_by_rounding": rounded,
     }  # fmt: skip
 
 
@@ -336,7 +398,7 @@ def trained_weights_proof(merged: Mapping[str, Any], trained: Any, base: Mapping
         "stray": [name for name in merged if name not in ours and name != "lm_head.weight"],
         "missing": [name for name in ours if name not in merged and name != "lm_head.weight"],
         "untouched_changed": 0, "with_update": len(same), "worst_rounding": 0.0 if all(same.values()) else math.inf,
-        "merge_ratio": sum(same.values()) / max(1, len(same)), "update_kept": 1.0,
+        "merge_ratio": sum(same.values()) / max(1, len(same)), "update_kept": 1.0, "aside": 0.0, "aside_by_rounding": 0.0,
     }  # fmt: skip
 
 
@@ -428,7 +490,7 @@ def distance_table(found: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
 
 def choose(distances: Mapping[str, Mapping[str, float]]) -> tuple[str, str]:
     """The candidate whose predictions lie nearest to the trained model's, and why in a sentence."""
-    ranked = sorted(distances, key=lambda name: distances[name]["kl"])
+    ranked = sorted(distances, key=lambda name: (math.isnan(distances[name]["kl"]), distances[name]["kl"]))
     best, *rest = ranked
     if not rest:
         return best, f"merged into the {best}: there was no other candidate."
@@ -509,7 +571,11 @@ def missing_files(folder: Path) -> list[str]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    """A JSON file's content; nothing for a missing or a half-written one."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError:
+        return {}
 
 
 def tying(folder_or_config: Any) -> bool | None:
@@ -550,12 +616,12 @@ def prove(
         quantising: `distance` of the 4-bit base from its 16-bit original, where the merge went into the latter.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     weights, sample = read_weights(folder), sample_of(tokenizer, chats, replies)
     place = {"dtype": "auto", "device_map": {"": trained.device}}
     merged = AutoModelForCausalLM.from_pretrained(folder, **place).eval()
-    ours = greedy(merged, AutoTokenizer.from_pretrained(folder), sample.prompts, manner.max_new_tokens)
+    ours = greedy(merged, tokenizer, sample.prompts, manner, end_tokens(trained, tokenizer))
     fresh = answer_in_fresh_process(folder, [manner.question(chat) for chat in chats], manner.max_new_tokens)
     tied, begun = tying(dict(base_config)), serving.begun(tokenizer, manner.prefill)
     with torch.inference_mode():
@@ -566,6 +632,7 @@ def prove(
         "base": base_proof(trained, start) if adapter else None,
         "weights": weights_proof(weights, base, updates(adapter)) if adapter else trained_weights_proof(weights, trained, base),
         "tied": {"base": tied, "merged": tying(folder), "contradicted": untied(weights, tied)},
+        "decoding": other_decoding(folder, serving.generation_config(trained, tokenizer, manner)),
         "trained_against_merged": apart,
         "trained_against_base": from_base,
         "quantising": dict(quantising) if quantising else None,
@@ -579,22 +646,31 @@ def prove(
     }  # fmt: skip
 
 
+def other_decoding(folder: Path, wanted: Mapping[str, Any]) -> list[str]:
+    """Fields of the folder's generation config that decode otherwise than in training and evaluation."""
+    found = {name: value for name, value in _json(folder / "generation_config.json").items() if not name.startswith(("_", "transformers"))}
+    idle = (None, False, "dynamic", "1.0")  # what says nothing: unset, off
+    names = (name for name in {**found, **wanted} if name not in ("use_cache", "output_attentions", "output_hidden_states"))
+    return sorted(name for name in names if found.get(name) != wanted.get(name) and not (found.get(name) in idle and wanted.get(name) in idle))
+
+
 def _share(found: Sequence, wanted: Sequence) -> float:
     return sum(one == other for one, other in zip(found, wanted, strict=True)) / len(wanted)
 
 
-def greedy(model: Any, tokenizer: Any, prompts: Sequence[list[int]], max_new_tokens: int) -> list[str]:
-    """Greedy answers, one prompt at a time as a pipeline does, to token ids; stops as the folder's generation config says."""
+def greedy(model: Any, tokenizer: Any, prompts: Sequence[list[int]], manner: Manner, ends: set[int]) -> list[str]:
+    """Greedy answers to token ids, one prompt at a time as a pipeline does, decoded as in training and evaluation.
+
+    Whatever the model's own generation config says: that is what its folder is compared with.
+    """
     import torch
 
-    found = []
+    found, stop = [], {"stop_strings": list(manner.stop), "tokenizer": tokenizer} if manner.stop else {}
     for ids in prompts:
         inputs = torch.tensor([ids], device=model.device)
-        with torch.inference_mode():
-            made = model.generate(
-                input_ids=inputs, attention_mask=torch.ones_like(inputs), do_sample=False, temperature=None, top_k=None,
-                top_p=None, max_new_tokens=max_new_tokens, tokenizer=tokenizer,
-            )  # fmt: skip
+        how = {"input_ids": inputs, "attention_mask": torch.ones_like(inputs), "max_new_tokens": manner.max_new_tokens, **stop}
+        with torch.inference_mode(), plain_decoding(model, sorted(ends), tokenizer):
+            made = model.generate(**how, do_sample=False)
         found.append(tokenizer.decode(made[0, len(ids) :], skip_special_tokens=True))
     return found
 
@@ -606,8 +682,8 @@ def greedy_answers(model: Any, tokenizer: Any, chats: Sequence[Messages], manner
         tokenizer: with the chat template of the training.
     """
     prompts = [tokenizer(render(tokenizer, chat), add_special_tokens=False)["input_ids"] for chat in chats]
-    begun = serving.begun(tokenizer, manner.prefill)
-    return [begun + text for text in greedy(model, tokenizer, prompts, manner.max_new_tokens)]
+    begun, ends = serving.begun(tokenizer, manner.prefill), end_tokens(model, tokenizer)
+    return [begun + text for text in greedy(model, tokenizer, prompts, manner, ends)]
 
 
 def kl_limit(proof: Mapping[str, Any]) -> float:
@@ -628,23 +704,26 @@ def verdicts(proof: Mapping[str, Any]) -> list[dict[str, Any]]:
     if adapter := proof["adapter"]:
         dead, known = adapter["all_zero"] + adapter["not_finite"], adapter["compared_with_start"]
         lines.append(("adapter tensors that are zero or not finite", f"{dead} of {adapter['tensors']}", "0", dead == 0, "the adapter was not trained, or broke: look at the run's curves"))
-        if known:
+        if adapter["at_start"]:
             moved = adapter["moved_since_start"]
             # half of them: A has no gradient until B is no longer zero, so that the first step moves B alone
-            lines.append(("adapter tensors that moved since the start", f"{moved} of {known}", f"at least {known // 2}", 2 * moved >= known, "part of the adapter was not trained: no gradient reached it"))
-    if (base := proof["base"]) and base["compared_with_start"]:
-        lines.append(("base tensors changed since the start", f"{base['changed']} of {base['compared_with_start']}", "0", base["changed"] == 0, "this is not the base that the adapter was trained on"))
+            lines.append(("adapter tensors that moved since the start", f"{moved} of {adapter['at_start']}", f"at least {adapter['at_start'] // 2}", known == adapter["at_start"] == adapter["tensors"] and 2 * moved >= known, "part of the adapter was not trained: no gradient reached it"))
+    if (base := proof["base"]) and base["at_start"]:
+        lost = base["at_start"] - base["compared_with_start"]
+        lines.append(("base tensors changed or missing since the start", f"{base['changed'] + lost} of {base['at_start']}", "0", base["changed"] + lost == 0, "this is not the base that the adapter was trained on"))
     lines += [
         ("weight tensors that differ from the base", f"{weights['changed']} of {weights['tensors']}", "at least 1", weights["changed"] > 0, "the merged model equals the base: the adapter was dropped"),
         ("weights without an update that changed", str(weights["untouched_changed"]), "0", weights["untouched_changed"] == 0, "the merge changed weights that were not trained"),
         ("weights missing or stray", str(len(weights["missing"]) + len(weights["stray"])), "0", not weights["missing"] and not weights["stray"], f"the folder lacks weights or has others: {[*weights['missing'], *weights['stray']][:2]}"),
         ("largest error, in roundings to 16 bits", f"{weights['worst_rounding']:.2g}", "1", weights["worst_rounding"] <= 1, "the merged weights are not base + scale · B · A: another base or another scale"),
         ("merged update / our own merge of it", f"{weights['merge_ratio']:.3f}", f"1 ± {MERGE_RATIO:g}", abs(weights["merge_ratio"] - 1) <= MERGE_RATIO, "the adapter was merged with another scale (alpha), or not at all"),
+        ("merged update beside ours, share of its norm", f"{weights['aside']:.2g}", f"{ASIDE + 1.5 * weights['aside_by_rounding']:.2g}", weights["aside"] <= ASIDE + 1.5 * weights["aside_by_rounding"], "the merged weights have something beside base and update"),
         ("output layer tied to the embedding", _tie_words(tied), _tie_words({"merged": tied["base"], "contradicted": False}), tied["merged"] == tied["base"] and not tied["contradicted"], "tied embeddings were untied, or the other way round"),
         ("mean KL from the trained model, nats a token", f"{apart['kl']:.2g}", f"{kl_limit(proof):.2g}", apart["kl"] <= kl_limit(proof), "the merged model does not predict as the trained one"),
         ("same token first", f"{100 * apart['same_top']:.1f} %", f"{100 * SAME_TOP:.0f} %", apart["same_top"] >= SAME_TOP, "the merged model does not answer as the trained one"),
         ("fresh process: prompts tokenized as in training", f"{100 * fresh['same_prompts']:.0f} %", "100 %", fresh["same_prompts"] == 1, "tokenizer or chat template are not those of the training: what is served is not what was evaluated"),
         ("fresh process: same greedy answers", f"{100 * fresh['same_answers']:.0f} %", f"{100 * SAME_ANSWERS:.0f} %", fresh["same_answers"] >= SAME_ANSWERS, "loaded without Unsloth and PEFT the folder answers otherwise"),
+        ("settings of decoding that are not the training's", str(len(proof["decoding"])), "0", not proof["decoding"], f"the folder's generation config decodes otherwise: {proof['decoding']}"),
         ("files missing", str(len(proof["missing_files"])), "0", not proof["missing_files"], f"not there: {proof['missing_files']}"),
     ]  # fmt: skip
     return [dict(zip(("check", "found", "limit", "ok", "wrong"), line)) for line in lines]
@@ -664,6 +743,10 @@ def warnings(proof: Mapping[str, Any]) -> list[str]:
     """What does not make the merge wrong, and is worth knowing."""
     kept, agree = proof["weights"]["update_kept"], proof["greedy_as_trained"]
     found = []
+    if proof["adapter"] and not proof["adapter"]["at_start"]:
+        found.append("The run kept no start.json: whether adapter and base are those of the training's start was not checked.")
+    if proof["adapter"] and (proof["trained_against_base"] or {}).get("kl", math.inf) <= kl_limit(proof):
+        found.append("The trained model predicts nearly as its base, so that predictions cannot tell them apart: the weights do.")
     if kept < UPDATE_KEPT:
         found.append(f"Rounding to 16 bits kept {100 * kept:.0f} % of the update: it is small beside the weights. Ship the adapter too.")
     if agree < 1:

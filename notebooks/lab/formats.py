@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -43,13 +44,24 @@ class Made:
 
 
 KINDS = ("adapter", "merged 4 bit", "gguf")
+MERGES = ("original base", "dequantised base")
 
 
-def check(asked: Sequence[str]) -> None:
-    """Raises ValueError for a format that there is not."""
+def check(asked: Sequence[str], merge_into: str = "auto", n_evaluate: int | None = None, push_to: str = "") -> None:
+    """Refuses parameters of notebook 05 that would fail after minutes of work.
+
+    Raises ValueError for a format or a kind of merge that there is not, and for too few problems; NotMadeError where a
+    model is to be uploaded without a token.
+    """
     unknown = [name for name in asked if name not in KINDS]
     if unknown:
         raise ValueError(f"FORMATS names {unknown[0]!r}; there are: {', '.join(map(repr, KINDS))} (the merged 16-bit model is always made).")
+    if merge_into not in ("auto", *MERGES):
+        raise ValueError(f"MERGE_INTO is {merge_into!r}; there are: 'auto', {', '.join(map(repr, MERGES))}.")
+    if n_evaluate is not None and n_evaluate < 1:
+        raise ValueError(f"N_EVALUATE is {n_evaluate}: evaluate at least one problem, or None for all.")
+    if push_to:
+        access_token()
 
 
 def table(made: Sequence[Made]) -> pd.DataFrame:
@@ -104,7 +116,9 @@ def adapter_only(adapter: Path, merged: Path, place: Path, replace: bool) -> Mad
         for path in files:
             shutil.copyfile(path, part / path.name)
         build.publish("adapter")
-    return Made("adapter", place, size_of(place), "loaded by PEFT below; vLLM not tried here")
+    base = json.loads((place / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+    local = f"; it names its base by a folder of this machine, {relative(base)}" if Path(base).is_dir() else ""
+    return Made("adapter", place, size_of(place), f"loaded by PEFT below; vLLM not tried here{local}")
 
 
 def checkpoints(run: Path, most: int = 1) -> dict[str, Path]:
@@ -215,17 +229,25 @@ def _is_gguf(path: Path) -> bool:
 # --------------------------------------------------------------------------- the Hub
 
 
+def access_token() -> str:
+    """The Hub's access token: HF_TOKEN, a secret of Colab, or an earlier `hf auth login`. Raises NotMadeError without one."""
+    from huggingface_hub import get_token
+
+    token = get_token()
+    if token is None:
+        raise NotMadeError("There is no access token for the Hub: set the environment variable HF_TOKEN, not a cell.")
+    return token
+
+
 def push(folder: Path, name: str, private: bool = True) -> str:
     """Uploads a folder to the Hugging Face Hub; returns its address. The token comes from the environment and is never shown.
 
     Raises NotMadeError without a token, for a name that the Hub would not take, where a private upload would land
     in a repository that is public, and for what the Hub refuses.
     """
-    from huggingface_hub import HfApi, get_token
+    from huggingface_hub import HfApi
 
-    token = get_token()  # HF_TOKEN, a secret of Colab, or an earlier `hf auth login`
-    if token is None:
-        raise NotMadeError("There is no access token for the Hub: set the environment variable HF_TOKEN, not a cell.")
+    token = access_token()
     try:
         return without_secret(_upload(HfApi(token=token), folder, name, private), token)
     except NotMadeError:

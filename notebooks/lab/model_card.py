@@ -147,7 +147,9 @@ def _evaluation(evaluation: Mapping[str, Any] | None, about: Mapping[str, Any]) 
     words = [evaluation["said"], *([evaluation["overlap"]["said"]] if evaluation.get("overlap") else [])]
     how = (
         f"Same prompts, template, sampling and seeds for all. Right by {_code(str(evaluation['correct_by']))}. "
-        "Intervals: paired bootstrap over problems."
+        "Intervals: paired bootstrap over problems, and Clopper-Pearson where all problems agree; p by McNemar's exact test for "
+        "greedy answers, by sign flips for sampled ones. Tokens a second are those of this evaluation: the adapter ran on its "
+        "quantized base, the others in 16 bits."
     )
     return "\n".join([" ".join(words), "", *lines, "", how, ""])
 
@@ -178,6 +180,12 @@ def _limits(about: Mapping[str, Any], evaluation: Mapping[str, Any] | None) -> s
             "- The base is a rehearsal model of 2 million parameters that knows nothing but its word problems: "
             "this is no language model."
         )
+    if evaluation and evaluation.get("judged_by", trained_with := about["rewards"]["source_sha256"]) != trained_with:
+        lines.append(
+            f"- The rewards were changed after the training: the answers were judged by those of SHA-256 `{evaluation['judged_by']}`."
+        )
+    if evaluation and evaluation.get("another_data_set"):
+        lines.append("- The data set was made again after the training, so that held-out problems may have been trained on.")
     if evaluation and evaluation["n"] < evaluate.ROUGH:
         lines.append(f"- {evaluation['n']} problems are few: the intervals are rough.")
     lines.append("- The rewards say what was paid for, not what is good: an answer can be right and its reasoning wrong.")

@@ -72,21 +72,20 @@ def questions_of(rows: Sequence[dict]) -> list[str]:
     return [str(row.get("question") or question_of(row["prompt"])) for row in rows]
 
 
-def trained_on(folder: Path, about: dict) -> tuple[list[str], str]:
-    """The questions that a run may have been trained on, and where they come from.
+def trained_on(folder: Path, about: dict) -> tuple[list[str], str, bool]:
+    """The questions that a run may have been trained on, where they come from, and whether the data set is another one now.
 
     The training split, where it is still the one of the run; otherwise what the run's completions kept, because a
     data set that was made again may have put other rows on the held-out side.
     """
     train = load_split(folder, "train")
     if train._fingerprint == about["data"]["fingerprint"]:
-        return questions_of(list(train)), f"all {len(train):,} training questions"
+        return questions_of(list(train)), f"all {len(train):,} training questions", False
     tables = [pd.read_parquet(path) for path in sorted((folder / "run" / "completions").glob("*.parquet"))]
     columns = [table["data/question" if "data/question" in table else "prompt"] for table in tables]
     seen = list(dict.fromkeys(str(question) for column in columns for question in column))
-    return seen, (
-        f"the {len(seen):,} questions in the run's completions (the data set was made again after the training, and is another one)"
-    )
+    where = f"the {len(seen):,} questions in the run's completions" if seen else "nothing: the run kept no completions"
+    return seen, f"{where} (the data set was made again after the training, and is another one)", True
 
 
 def index(keys: Sequence[Iterator[str] | list[str]]) -> dict[str, list[int]]:

@@ -73,30 +73,28 @@ class Manner:
 
 
 def manner_of(
-    about: Mapping[str, Any], report: Mapping[str, Any], temperature: float | None = None,
-    stop: Sequence[str] | str | None = None, max_new_tokens: int | None = None,
-) -> Manner:  # fmt: skip
-    """How a run's policy was asked; what is not None here replaces what the run says.
+    about: Mapping[str, Any], report: Mapping[str, Any], stop: Sequence[str] | str | None = None
+) -> Manner:
+    """How a run's policy was asked.
 
     Args:
-        about: `run/run.json`; report: `dataset/report.json`.
+        about: `run/run.json`; report: `dataset/report.json`, for runs that did not keep what stood before the questions.
+        stop: texts that end an answer, instead of the training's.
 
-    Raises ServingError for a report of an earlier version, and for a temperature or a length that cannot be.
+    Raises ServingError for a report of an earlier version.
     """
-    if "preamble" not in report:
+    preamble = about["data"].get("preamble", report.get("preamble"))
+    if preamble is None:
         raise ServingError(
             "dataset/report.json does not say what stands before every question (an earlier version wrote it): run notebook "
             "01_prepare_data again. With the same data it makes the same data set, and the training stays what it is."
         )
     asked = about["requested"]
-    temperature = asked["temperature"] if temperature is None else temperature
-    max_new_tokens = asked["max_completion_length"] if max_new_tokens is None else max_new_tokens
-    if not temperature > 0 or max_new_tokens < 1:
-        raise ServingError(
-            f"TEMPERATURE must be above 0 (greedy answers are given anyway) and MAX_COMPLETION_TOKENS at least 1, not {temperature:g} and {max_new_tokens}."
-        )
     stop = stops_of(asked) if stop is None else [stop] if isinstance(stop, str) else stop
-    return Manner(report["preamble"], about["model"].get("prefill", ""), tuple(text for text in stop if text), temperature, max_new_tokens)
+    return Manner(
+        preamble, about["model"].get("prefill", ""), tuple(text for text in stop if text), asked["temperature"],
+        asked["max_completion_length"],
+    )  # fmt: skip
 
 
 def stops_of(requested: Mapping[str, Any]) -> list[str]:
@@ -281,13 +279,18 @@ def _wait(process: subprocess.Popen, port: int, patience: float, log: Any) -> No
 
 
 def ask(url: str, model: str, question: Messages, *, max_tokens: int, temperature: float = 0.0, stop: Sequence[str] = ()) -> str:
-    """One answer from an OpenAI-compatible server on this machine, through the `openai` client."""
-    from openai import DefaultHttpxClient, OpenAI
+    """One answer from an OpenAI-compatible server on this machine, through the `openai` client. Raises ServingError."""
+    from openai import DefaultHttpxClient, OpenAI, OpenAIError
 
     past_a_proxy = DefaultHttpxClient(trust_env=False)
     client = OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120, http_client=past_a_proxy)
     more = {"stop": list(stop)} if stop else {}
-    made = client.chat.completions.create(model=model, messages=question, temperature=temperature, max_tokens=max_tokens, **more)
+    try:
+        made = client.chat.completions.create(
+            model=model, messages=question, temperature=temperature, max_tokens=max_tokens, **more
+        )
+    except OpenAIError as error:
+        raise ServingError(f"The server did not answer: {type(error).__name__}: {error}") from error
     return made.choices[0].message.content or ""
 
 
