@@ -246,6 +246,12 @@ def test_a_base_that_is_another_one_than_at_the_start_fails(made, quick):
     assert "base tensors changed or missing since the start" in failed(proof_of(made, made.folder / "dequantised base", start=other))
 
 
+def test_the_reference_adapter_of_a_run_with_a_kl_term_is_no_part_of_the_base(made, quick):
+    reference = {**made.start["frozen"], "base_model.model.model.layers.0.self_attn.q_proj.lora_A.ref.weight": [1, 2]}
+    proof = proof_of(made, made.folder / "dequantised base", start={**made.start, "frozen": reference})
+    assert not failed(proof) and proof["base"]["at_start"] == len(made.start["frozen"])
+
+
 def test_checksums_of_other_names_fail_and_none_at_all_is_a_warning(made, quick):
     other = {"learns": {"x": [1, 2]}, "frozen": {"y": [3, 4]}}
     found = failed(proof_of(made, made.folder / "dequantised base", start=other))
