@@ -16,10 +16,10 @@ $(VENV)/.ready: requirements.txt notebooks/lab/setup.py
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): install Python 3.11 or newer, or name one: make run PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) notebooks/lab/setup.py --venv $(VENV)
 
-run: $(VENV)/.ready  ## run notebooks 01 to 05 and show the evidence (about seven minutes on two cores)
+run: $(VENV)/.ready  ## run notebooks 01 to 05 and show the evidence (about ten minutes on two cores)
 	@$(PY) -m lab.run
 
-run-all: $(VENV)/.ready  ## the same, and the notebooks beside the road: code rewards, recipes (about twelve minutes)
+run-all: $(VENV)/.ready  ## the same, and the notebooks beside the road: code rewards, recipes (about fifteen minutes)
 	@$(PY) -m lab.run --all
 
 # one hash seed: names of tests that hold a set would differ between the processes, and nothing would run
