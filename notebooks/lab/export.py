@@ -37,7 +37,6 @@ KL_OF_QUANTISING = 4.0  # times the distance that quantizing the base makes, whe
 SAME_TOP = 0.95  # share of positions where both put the same token first
 SAME_ANSWERS = 0.9  # share of greedy answers that the fresh process must give word for word
 UPDATE_KEPT = 0.9  # below that, rounding to 16 bits has swallowed much of a small update: a warning
-CHUNK = 1 << 22
 
 FRESH = """
 import json, sys
