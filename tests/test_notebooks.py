@@ -13,6 +13,7 @@ from lab.run import EVERY, ROAD, NotebookError
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SMOKE = {
+    "00_grpo_from_scratch": {"STEPS": 2, "MAX_COMPLETION_TOKENS": 32, "N_HELD_OUT": 4, "N_SAMPLES": 2, "COMPARE": ["dapo"]},
     "02_design_rewards": {"N_PROMPTS": 3, "NUM_GENERATIONS": 4, "MAX_COMPLETION_TOKENS": 96},
     "03_train_grpo": {"MAX_STEPS": 3, "PROMPTS_PER_STEP": 2, "NUM_GENERATIONS": 4, "EVAL_EVERY": 2, "N_EVAL": 4},
     "05_merge_and_export": {"N_EVALUATE": 12, "N_SAMPLES": 3, "N_PROOF": 6},
@@ -96,6 +97,20 @@ def test_every_notebook_left_an_executed_copy_without_errors(road):
         cells = code_cells(road / "executed" / f"{name}.ipynb")
         assert all(cell.execution_count for cell in cells if cell.source.strip())
         assert not any(output.output_type == "error" for cell in cells for output in cell.outputs)
+
+
+def test_00_compared_its_loss_with_trl_trained_and_names_the_mistakes_of_its_exercises(road):
+    compared = read(road / "from_scratch/equal_to_trl.json")
+    assert len(compared) == 12 and {row["loss_type"] for row in compared} == {"dapo"}
+    assert max(max(row["loss difference"], row["gradient difference"]) for row in compared) < 1e-5
+    curves = pd.read_csv(road / "from_scratch/training.csv")
+    assert curves["step"].tolist() == [1, 2] and curves[["reward", "loss", "grad_norm"]].notna().all(axis=None)
+    assert curves["loss"].to_numpy() == pytest.approx((curves["policy_loss"] + curves["kl_loss"]).to_numpy(), abs=1e-7)
+    evaluation = read(road / "from_scratch/evaluation.json")
+    assert evaluation["problems"] == 4 and set(evaluation["rewards"]) == {"correctness_reward", "format_reward", "soft_format_reward"}
+    text = "".join("".join(o.get("text", "")) for c in code_cells(road / "executed/00_grpo_from_scratch.ipynb") for o in c.outputs)
+    assert text.count("Not yet: ") == 5 and "A: (2.0 - 0.75) / 0.957 = +1.305" in text
+    assert "GRPO from scratch: 12 losses and gradients compared with TRL's" in "\n".join(run.scratch_evidence(road / "from_scratch"))
 
 
 def test_01_wrote_the_whole_data_set(road):

@@ -13,7 +13,7 @@ from typing import Any
 from lab.files import QUIET, ROOT, output_folder, read_json, relative, write_json
 
 ROAD = ("01_prepare_data", "02_design_rewards", "03_train_grpo", "04_plot_training", "05_merge_and_export")
-EVERY = (*ROAD, "06_code_rewards", "07_training_recipes")  # `make run-all`
+EVERY = ("00_grpo_from_scratch", *ROAD, "06_code_rewards", "07_training_recipes")  # `make run-all`
 RUNS = {"03_train_grpo": "run", "06_code_rewards": "code/run"}  # the folder that a notebook trains in
 
 REWARD_KEY = '"reward": '  # one in every training row of a run's log
@@ -134,6 +134,8 @@ def evidence(folder: Path, seconds: dict[str, float]) -> str:
     ]
     if "06_code_rewards" in seconds:
         lines += ["", *code_evidence(folder)]
+    if "00_grpo_from_scratch" in seconds:
+        lines += ["", *scratch_evidence(folder / "from_scratch")]
     return "\n".join(lines)
 
 
@@ -144,6 +146,19 @@ def code_evidence(folder: Path) -> list[str]:
     record = read_json(folder / "code" / "evaluation.json", "06_code_rewards")
     head = f"Held-out problems of {record['source']}, {record['samples']} samples each (n = {record['n']}); model: {record['model']}"
     return [head, "", summary(record).drop(columns="n").to_string()]
+
+
+def scratch_evidence(folder: Path) -> list[str]:
+    """Notebook 00: how near its loss is to TRL's, and what its loop taught."""
+    made_by = "00_grpo_from_scratch"
+    compared, record = (read_json(folder / name, made_by) for name in ("equal_to_trl.json", "evaluation.json"))
+    loss, gradient = (max(one[f"{what} difference"] for one in compared) for what in ("loss", "gradient"))
+    right = record["rewards"]["correctness_reward"]
+    return [
+        f"GRPO from scratch: {len(compared)} losses and gradients compared with TRL's, largest differences {loss:.0e} and {gradient:.0e}",
+        f"  held-out problems right, {record['samples']} samples each (n = {record['problems']}): "
+        f"{right['before']:.1%} before, {right['after']:.1%} after its loop",
+    ]
 
 
 def main() -> None:
