@@ -19,12 +19,12 @@ $(VENV)/.ready: requirements.txt notebooks/lab/setup.py
 run: $(VENV)/.ready  ## run notebooks 01 to 05 and show the evidence (about ten minutes on two cores)
 	@$(PY) -m lab.run
 
-run-all: $(VENV)/.ready  ## the same, and the notebooks beside the road: code rewards, recipes (about fifteen minutes)
+run-all: $(VENV)/.ready  ## the same, and the notebooks beside the road: 00, 06, 07 (about seventeen minutes)
 	@$(PY) -m lab.run --all
 
 # one hash seed: names of tests that hold a set would differ between the processes, and nothing would run
 test: $(VENV)/.ready  ## run the tests, a file of them in each of up to four processes
-	@PYTHONHASHSEED=0 OMP_NUM_THREADS=1 $(PY) -m pytest -n logical --maxprocesses 4 --dist loadfile
+	@PYTHONHASHSEED=0 OMP_NUM_THREADS=1 $(PY) -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 train: $(VENV)/.ready  ## notebook 03 as a script in NPROC processes (CONFIG=ddp, fsdp or zero3; SET="MAX_STEPS=20")
 	@test -e outputs/rewards.json || $(PY) -m lab.run --upto 02_design_rewards

@@ -15,6 +15,17 @@ from lab.files import STARTER_POLICY  # noqa: E402
 
 matplotlib.use("Agg")
 
+# The files that take longest, longest first. `make test` hands them out in this order: one that begins last and
+# takes minutes would run while the other processes have nothing left.
+LONG = (
+    "test_notebooks", "test_models", "test_training", "test_from_scratch", "test_export", "test_sandbox_attacks", "test_browser",
+    "test_recipes", "test_live_rewards", "test_rewards",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
 
 @pytest.fixture(scope="session")
 def tokenizer():

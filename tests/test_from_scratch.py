@@ -294,3 +294,15 @@ def test_each_exercise_begins_with_the_mistake_it_is_about_and_its_solution_is_r
         assert getattr(exercises, name).verdict(scope[function]).startswith(f"Not yet: {sentence}")
         exec(solution, scope)
         assert getattr(exercises, name).verdict(scope[function]).startswith("Right: ")
+
+
+@pytest.mark.parametrize(("name", "value", "said"), [
+    ("STEPS", 0, "STEPS is 0: it must be at least 1"), ("NUM_GENERATIONS", 1, "NUM_GENERATIONS is 1: it must be at least 2"),
+    ("TEMPERATURE", 0, "TEMPERATURE is 0"), ("LOSS_TYPE", "ppo", "LOSS_TYPE is one of grpo, bnpo, dapo, dr_grpo"),
+    ("COMPARE", [], "COMPARE a list of them"), ("COMPARE", "dapo", "COMPARE a list of them"),
+])  # fmt: skip
+def test_a_parameter_that_cannot_work_is_named_before_anything_is_loaded(tmp_path, name, value, said):
+    exec(tagged("parameters")[0], names := {})
+    names |= {"OUTPUTS": str(tmp_path), name: value}
+    with pytest.raises(ValueError, match=re.escape(said)):
+        exec(tagged("defines")[0], names)
