@@ -98,6 +98,7 @@ def test_every_notebook_left_an_executed_copy_without_errors(road):
         cells = code_cells(road / "executed" / f"{name}.ipynb")
         assert all(cell.execution_count for cell in cells if cell.source.strip())
         assert not any(output.output_type == "error" for cell in cells for output in cell.outputs)
+    assert not list((ROOT / "notebooks").glob("kernel-ipc*")), "sockets belong to a run, not into the repository"
 
 
 def test_00_compared_its_loss_with_trl_trained_and_names_the_mistakes_of_its_exercises(road):

@@ -564,6 +564,12 @@ CLIP = Exercise(
         "gets no gradient to bring it back.": (
             lambda new, old, a, low, high: -(new - old).exp().clamp(1 - low, 1 + high) * a[:, None]
         ),
+        "the smaller ratio was taken before the product: where the advantage is negative, the smaller product belongs to the "
+        "larger ratio. Multiply both by the advantage first.": (
+            lambda logps, old_logps, advantages, epsilon, epsilon_high: -torch.min(
+                (logps - old_logps).exp(), (logps - old_logps).exp().clamp(1 - epsilon, 1 + epsilon_high)
+            ) * advantages[:, None]
+        ),
         "the larger product was taken: the smaller one is the cautious estimate of the gain.": (
             lambda new, old, a, low, high: lower((new - old).exp(), -a[:, None], low, high)
         ),

@@ -109,7 +109,7 @@ def draw_chances(axes: Axes, percents: dict[int, np.ndarray], rates: np.ndarray)
         text = str(size) if nth else f"groups of {size}"
         axes.text(rates[at], line[at], text, fontsize=10, fontweight="bold", ha="center", va="center",
                   bbox={**PLATE, "alpha": 1}, zorder=3)  # fmt: skip
-    axes.set(title="A group teaches only if it has right and wrong completions", ylim=(-3, 106))
+    axes.set(title="With a right-or-wrong reward a group teaches only if it has both", ylim=(-3, 106))
     axes.set_ylabel("chance of both in a group, percent")
     axes.set_yticks(range(0, 101, 25))
 
@@ -136,9 +136,9 @@ def draw_shares(axes: Axes, shares: np.ndarray) -> None:
     axes.set_axisbelow(True)
     axes.set_ylim(0, max([1, *counts]) / 0.66)  # the words stand above the highest bar
     axes.yaxis.get_major_locator().set_params(integer=True, nbins=4)
-    for end, side, said in ((0, "left", "none right"), (1, "right", "all right")):
+    for end, side, said in ((0, "left", "no sample right"), (1, "right", "all samples right")):
         if count := int((shares == end).sum()):
-            text = f"{count} of {len(shares)} prompts: {said},\nno spread was seen"
+            text = f"{count} of {len(shares)} prompts: {said}"
             axes.text(end + (end - 0.5) * width, 0.97, text, transform=axes.get_xaxis_transform(), ha=side, va="top",
                       fontsize=9)  # fmt: skip
     axes.set_title("Where this policy's prompts lie" if len(shares) else "Where this policy's prompts lie: none was measured")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -74,11 +75,12 @@ def execute(name: str, folder: Path, parameters: dict[str, Any]) -> float:
     copy.parent.mkdir(parents=True, exist_ok=True)
     ticker = Ticker(name, folder)
     try:
-        with ticker:
+        with ticker, tempfile.TemporaryDirectory(prefix="grpo-") as sockets:
             papermill.execute_notebook(
                 ROOT / "notebooks" / f"{name}.ipynb", copy, parameters={"OUTPUTS": str(folder), **parameters},
                 cwd=ROOT / "notebooks", kernel_name="python3", progress_bar=False,
-                config=Config({"KernelManager": {"transport": "ipc"}}),  # private sockets: nobody else can join in
+                # sockets of its own: nobody else can join in, and two runs at once do not meet
+                config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}}),
             )  # fmt: skip
     except PapermillExecutionError as error:
         raise NotebookError(

@@ -15,6 +15,7 @@ import torch
 from transformers import TrainerCallback
 
 Weights = dict[str, torch.Tensor]
+Places = dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]  # prompt and completion, as token ids -> places
 
 
 @dataclasses.dataclass
@@ -47,6 +48,7 @@ class Watch(TrainerCallback):
         self.rewards = torch.empty(0)  # (B,) scores of the last generation, the completions of a prompt side by side
         self._prompts: Sequence[Any] = ()
         self._completions: Sequence[Sequence[int]] = ()
+        self._free: Places = {}  # of the step, not yet given to a row
 
     def scores(self, function: Callable[..., list[float]]) -> Callable[..., list[float]]:
         """The reward function, with what it is asked and what it answers written down."""
@@ -67,7 +69,9 @@ class Watch(TrainerCallback):
         def compute_loss(model: Any, inputs: dict[str, Any], *more: Any, **named: Any) -> torch.Tensor:
             loss = plain(model, inputs, *more, **named)
             kept = {name: value.detach().clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-            self.steps[-1].batches.append(kept | {"place": self._places(kept, tokenizer)})
+            if not self.steps[-1].batches:
+                self._free = self._every_place(tokenizer)
+            self.steps[-1].batches.append(kept | {"place": self._places(kept)})
             self.steps[-1].losses.append(loss.item())
             return loss
 
@@ -81,12 +85,20 @@ class Watch(TrainerCallback):
     def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
         self.steps[-1].gradients = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
 
-    def _places(self, batch: dict[str, torch.Tensor], tokenizer: Any) -> torch.Tensor:
-        """Where the rows of a micro-batch stood when they were scored: TRL shuffles them in between."""
+    def _every_place(self, tokenizer: Any) -> Places:
+        """Where each prompt with its completion, as token ids, stood when it was scored; twice the same has two places."""
         chats = tokenizer.apply_chat_template(self._prompts, add_generation_prompt=True, tokenize=True, return_dict=True)
-        places = defaultdict(list)
+        places: Places = defaultdict(list)
         for place, (prompt, completion) in enumerate(zip(chats["input_ids"], self._completions, strict=True)):
             places[tuple(prompt), tuple(completion)].append(place)
+        return places
+
+    def _places(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The places (B,) of a micro-batch's rows, which TRL has shuffled; each place is given once a step.
+
+        Raises:
+            KeyError: for a row that was not scored. A prompt that stands in the data twice would mix two groups up.
+        """
         rows = zip(*(batch[f"{part}_{kind}"] for part in ("prompt", "completion") for kind in ("ids", "mask")), strict=True)
         keys = [(tuple(p[pm.bool()].tolist()), tuple(c[cm.bool()].tolist())) for p, pm, c, cm in rows]
-        return torch.tensor([places[key].pop() for key in keys])
+        return torch.tensor([self._free[key].pop(0) for key in keys])
