@@ -157,7 +157,8 @@ def scratch_evidence(folder: Path) -> list[str]:
     loss, gradient = (max(one[f"{what} difference"] for one in compared) for what in ("loss", "gradient"))
     right = record["rewards"]["correctness_reward"]
     return [
-        f"GRPO from scratch: {len(compared)} losses and gradients compared with TRL's, largest differences {loss:.0e} and {gradient:.0e}",
+        f"GRPO from scratch: {len(compared)} losses and gradients compared with TRL's, "
+        f"largest differences {loss:.0e} and {gradient:.0e}",
         f"  held-out problems right, {record['samples']} samples each (n = {record['problems']}): "
         f"{right['before']:.1%} before, {right['after']:.1%} after its loop",
     ]
