@@ -200,7 +200,7 @@ def test_an_unknown_mistake_shows_the_first_case_that_differs():
         return ADVANTAGES.right(rewards, group_size) + (group_size == 4)
 
     assert said(ADVANTAGES, attempt).splitlines() == [
-        "Not yet: the numbers differ.",
+        f"Not yet: the numbers differ. Asked for: {ADVANTAGES.wanted}",
         "  rewards     [0, 1, 0.5, 0, 2, 3, 2, 2.25]",
         "  group_size  4",
         "  came        [0.217, 2.305, 1.261, 0.217, 0.34, 2.452, 0.34, 0.868]",
@@ -210,7 +210,7 @@ def test_an_unknown_mistake_shows_the_first_case_that_differs():
 
 def test_two_mistakes_at_once_are_shown_and_not_named():
     verdict = said(KL, lambda logps, ref: -0.5 * (logps - ref) ** 2)
-    assert verdict.startswith("Not yet: the numbers differ.\n") and "came" in verdict, verdict
+    assert verdict.startswith("Not yet: the numbers differ. Asked for: ") and "came" in verdict, verdict
 
 
 def test_a_difference_below_three_digits_can_still_be_seen():
@@ -222,7 +222,7 @@ def test_a_difference_below_three_digits_can_still_be_seen():
 
 def test_nan_and_inf_are_said_before_the_case():
     for bad in (math.nan, math.inf):
-        assert said(CLIP, makes(CLIP, lambda x: x * bad)).startswith("Not yet: the result holds nan or inf.\n")
+        assert said(CLIP, makes(CLIP, lambda x: x * bad)).startswith("Not yet: the result holds nan or inf. Asked for: ")
 
 
 # --------------------------------------------------------------------------- whatever comes is a text

@@ -144,6 +144,7 @@ class Exercise:
             (case, one.values, right.values) for case, one, right in zip(self.cases, got, wanted) if not same_values(one, right)
         )
         what = "the numbers differ." if came.isfinite().all() else "the result holds nan or inf."
+        what += f" Asked for: {self.wanted}"
         return f"Not yet: {what}\n{table(case, came, expected)}"
 
     def about_gradients(self, got: Sequence[Result], wanted: Sequence[Result]) -> str:
