@@ -166,7 +166,7 @@ WRONG = [
 
 
 def test_the_notebook_says_how_many_wrong_losses_there_are():
-    assert len(WRONG) == 23 and "sees it fail for twenty-three wrong ones" in "".join(cell.source for cell in CELLS)
+    assert len(WRONG) == 23 and "sees it fail for twenty-three wrong losses" in "".join(cell.source for cell in CELLS)
 
 
 @pytest.mark.parametrize(("old", "new", "setting"), [one[1:] for one in WRONG], ids=[one[0] for one in WRONG])
