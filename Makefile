@@ -3,10 +3,10 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; exit; }; done; echo python3)
 VENV ?= .venv
 PY := $(VENV)/bin/python
-export PYTHONPATH := $(CURDIR):$(CURDIR)/notebooks
+export PYTHONPATH := $(CURDIR):$(CURDIR)/notebooks$(if $(PYTHONPATH),:$(PYTHONPATH))
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help run run-all train test bench bench-training bench-browser recipes sample-run lab data starter-policy clean
+.PHONY: help run run-all train test bench bench-training bench-browser gpu-check scale recipes sample-run lab data starter-policy clean
 .DEFAULT_GOAL := help
 
 help:  ## say what there is
@@ -39,6 +39,13 @@ bench-training: $(VENV)/.ready  ## measure training: a step beside bare TRL, tim
 
 bench-browser: $(VENV)/.ready  ## measure the completions page: a million rows asked, 20,000 opened and searched (about a minute)
 	@$(PY) tests/benchmarks/browser_bench.py
+
+# PY=python3 takes a Python as it is, where packages come as wheels and nothing can be fetched
+gpu-check: $(if $(filter $(VENV)/bin/python,$(PY)),$(VENV)/.ready)  ## on a CUDA card: see that everything works there, and measure it (ten minutes; elsewhere a small rehearsal)
+	@$(PY) tests/benchmarks/gpu_check.py $(ARGS)
+
+scale: $(VENV)/.ready  ## compute notebooks/SCALE.md again: one T4 to several nodes, from measured figures and assumptions
+	@$(PY) -m lab.scale
 
 recipes: $(VENV)/.ready  ## train the grid of notebook 07 again (about 40 minutes on two cores)
 	@OMP_NUM_THREADS=1 $(PY) -m lab.recipes --workers 2

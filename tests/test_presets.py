@@ -17,7 +17,6 @@ def machine(monkeypatch):
 
     def make(card, *memory, vllm=False):
         monkeypatch.setattr(presets, "precision", lambda: dict(card))
-        monkeypatch.setattr(presets, "has_tf32", lambda: card["bf16"])
         monkeypatch.setattr(presets, "vllm_available", lambda: vllm)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(memory))
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(memory))
@@ -106,13 +105,13 @@ def test_trl_accepts_what_a_preset_plans(machine, name, tmp_path):
 def test_a_real_model_takes_few_groups_at_once_and_accumulates(machine):
     machine(TURING, 15.6e9)
     t4 = plan("auto", starter=False)
-    assert t4.preset == "t4-16gb" and t4.settings["fp16"] and not t4.settings["bf16"] and "tf32" not in t4.settings
+    assert t4.preset == "t4-16gb" and t4.settings["fp16"] and not t4.settings["bf16"]
     assert (t4.settings["per_device_train_batch_size"], t4.settings["gradient_accumulation_steps"]) == (8, 8)
     assert (t4.settings["max_steps"], t4.settings["learning_rate"], t4.settings["max_completion_length"]) == (250, 1e-5, 512)
     assert t4.settings["optim"] == "adamw_8bit" and t4.rest["load_in_4bit"] and t4.settings["gradient_checkpointing"]
     machine(AMPERE, 85e9)
     h100 = plan("auto", starter=False)
-    assert h100.preset == "80gb" and h100.settings["bf16"] and h100.settings["tf32"] and not h100.rest["load_in_4bit"]
+    assert h100.preset == "80gb" and h100.settings["bf16"] and not h100.rest["load_in_4bit"]
     assert (h100.settings["per_device_train_batch_size"], h100.settings["gradient_accumulation_steps"]) == (32, 2)
 
 
@@ -180,7 +179,7 @@ def test_warm_up_is_a_tenth_of_the_steps_and_five_at_most(machine, steps, warmup
 def test_precision_and_optimiser_go_by_the_card_and_not_by_the_preset(machine):
     machine(NO_CARD)
     cpu = plan("80gb", starter=False)
-    assert cpu.settings["bf16"] is cpu.settings["fp16"] is False and "tf32" not in cpu.settings
+    assert cpu.settings["bf16"] is cpu.settings["fp16"] is False
     assert cpu.settings["optim"] == "adamw_torch" and "no CUDA card" in cpu.rows["bf16"].why
     machine(TURING, 15.6e9)
     assert plan("24gb", starter=False).settings["fp16"] and not plan("24gb", starter=False).settings["bf16"]

@@ -509,6 +509,8 @@ FILLED_IN = (
     "output_dir", "steps_per_generation", "generation_batch_size", "accelerator_config", "disable_tqdm",
     "dataloader_pin_memory", "do_eval", "eval_steps", "metric_for_best_model", "greater_is_better", "hub_token",
     "run_name", "project", "trackio_static_space_id",  # for the trackers
+    "gradient_checkpointing_kwargs", "bf16_full_eval", "fp16_full_eval",  # follow what was asked for, by Unsloth
+    "per_device_eval_batch_size", "eval_accumulation_steps",  # nothing is evaluated by the trainer here
 )  # fmt: skip
 CHANGED = "changed by the trainer or Unsloth"
 ABSENT = "(dropped)"
@@ -676,7 +678,7 @@ def memory_estimate(
     """
     case = Case(settings)
     width = 2 if case["bf16"] or case["fp16"] else 4
-    held = 4 if full_finetuning and case["fp16"] else width  # Unsloth lifts fp16 weights to 32 bits there
+    held = 4 if full_finetuning else width  # all weights learn: they are kept in 32 bits
     model = skeleton(model_config)
     base, size = base_bytes(model, load_in_4bit and not full_finetuning, held)
     adapter = 0 if full_finetuning else lora_parameters(model, lora_rank, target_modules)

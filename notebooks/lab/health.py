@@ -156,7 +156,8 @@ class Run:
             return "" if self.others else "there is no reward beside correctness"
         if name in self.series and np.isfinite(self.series[name]).any():
             return ""
-        return "kl was not logged: with BETA = 0 TRL measures none" if name == "kl" else f"{name} was not logged"
+        why = {"kl": ": with BETA = 0 TRL measures none", "entropy": ": Unsloth's trainer on a GPU logs none"}.get(name, "")
+        return f"{name} was not logged{why}"
 
     @cached_property
     def level(self) -> np.ndarray:

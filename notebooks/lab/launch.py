@@ -68,7 +68,9 @@ def command(script: Path, nproc: int, config: str) -> list[str]:
 
 def environment(nproc: int) -> dict[str, str]:
     """What the processes find in their environment; on a CPU they share its cores instead of fighting for them."""
-    found = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "notebooks")]), "GRPO_NOTEBOOKS": str(ROOT)}
+    # what was on the path before stays: there are machines whose packages lie in a folder of their own
+    paths = [str(ROOT), str(ROOT / "notebooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "GRPO_NOTEBOOKS": str(ROOT)}
     if not on_gpu():
         found |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc))}
     return found

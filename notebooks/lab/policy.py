@@ -6,7 +6,7 @@ import bisect
 import contextlib
 import os
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,14 +45,27 @@ def read_config(name: str) -> Any:
     return AutoConfig.from_pretrained(name)
 
 
-def full_precision(full_finetuning: bool) -> dict[str, Any]:
-    """What the loader needs so that small steps are not lost when every weight is trained on a CPU.
+def weight_type(settings: Mapping[str, Any], full_finetuning: bool = False) -> dict[str, Any]:
+    """The keywords that Unsloth's loader needs for weights of the type that these settings train in.
 
-    A bfloat16 weight has 8 bits: an update below 0.4 % of it is rounded away.
+    On a card it is said what `bf16` and `fp16` say: Unsloth loads bfloat16 where the card has it, and its trainer
+    raises for the other one only after loading. Where every weight is trained they are kept in 32 bits, for which the two
+    backends have different words: a bfloat16 weight has 8 bits, and Unsloth trains in it unless told otherwise, so that
+    an update below 0.4 % of a weight, nearly every one at full fine-tuning's rates, is rounded away.
     """
     import torch
 
-    return {"dtype": torch.float32} if full_finetuning and not torch.cuda.is_available() else {}
+    if not torch.cuda.is_available():
+        return {"dtype": torch.float32} if full_finetuning else {}
+    half = {"dtype": half_type(settings)} if half_type(settings) else {}
+    return {**half, "float32_mixed_precision": True} if full_finetuning else half
+
+
+def half_type(settings: Mapping[str, Any]) -> Any:
+    """torch's type for `bf16` or `fp16`; None where neither is on."""
+    import torch
+
+    return torch.bfloat16 if settings.get("bf16") else torch.float16 if settings.get("fp16") else None
 
 
 def sharded() -> bool:
@@ -60,18 +73,20 @@ def sharded() -> bool:
     return any(os.environ.get(f"ACCELERATE_USE_{kind}", "").lower() == "true" for kind in ("FSDP", "DEEPSPEED"))
 
 
-def load_plain(name: str, load_in_4bit: bool = True, full_finetuning: bool = False) -> tuple[Any, Any]:
+def load_plain(
+    name: str, load_in_4bit: bool = True, full_finetuning: bool = False, settings: Mapping[str, Any] | None = None
+) -> tuple[Any, Any]:
     """Model and tokenizer by transformers, in 4 bits (NF4, double quantization) by bitsandbytes.
 
-    Each process takes its own card. Where the weights will be sharded they are not placed at all, and GRPOConfig
+    The weights are of the type that `settings` train in (`bf16`, `fp16`), or that the card has. Each process takes its own card. Where the weights will be sharded they are not placed at all, and GRPOConfig
     must have been made before: DeepSpeed splits them while they load.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-    has = precision()
-    half = torch.float32 if full_finetuning else torch.float16  # the fp16 scaler wants 32-bit weights to train
-    dtype = torch.bfloat16 if has["bf16"] else half if has["fp16"] else torch.float32
+    # what is trained as a whole stays in 32 bits: see `weight_type`, and the fp16 scaler wants it so
+    dtype = None if full_finetuning else half_type(precision() if settings is None else settings)
+    dtype = dtype or torch.float32
     small = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
     )

@@ -56,7 +56,9 @@ EVERYWHERE = {
     "num_iterations": Setting(1, "each completion is learned from once: always on-policy"),
     "loss_type": Setting("dapo", "TRL's default: every token counts the same, long answers are not diluted"),
     "scale_rewards": Setting("group", "advantages in units of the group's own spread"),
-    # Stated although they are TRL's defaults: Unsloth on a GPU sets both for an explicit `dapo` (0.28 and True).
+    # Stated although they are TRL's defaults: Unsloth's config on a GPU has others, for an explicit `dapo` 0.28 and True
+    # (tests/test_gpu_road.py looks at all of them).
+    "weight_decay": Setting(0.0, "the KL term holds the policy; the adapter is not pulled towards zero as well"),
     "epsilon_high": Setting(0.2, "clips upwards as far as downwards"),
     "mask_truncated_completions": Setting(False, "a completion cut at the limit is wrong, and that is to be learned"),
     "logging_steps": Setting(1, "every step is in the log and in the saved completions"),
@@ -71,7 +73,6 @@ GPU = {
 AMPERE = {
     "bf16": Setting(True, "the card has bfloat16: the range of 32 bits, no loss scaling"),
     "fp16": Setting(False, "bf16 is there"),
-    "tf32": Setting(True, "the card has TF32: what stays in 32 bits is multiplied several times faster"),
     "fast_inference": Setting(True, "vLLM is there: it samples several times faster than plain generation"),
 }
 
@@ -299,8 +300,6 @@ def by_card(rows: dict[str, Setting], backend: str) -> None:
             put(rows, name, False, f"{asked[0]} was asked for")
         elif has != rows[name].value:
             put(rows, name, has, "by the card that is here" if any(card.values()) else "there is no CUDA card here")
-    if not has_tf32() and rows.get("tf32", Setting(None, "")).source != "yours":
-        rows.pop("tf32", None)
     if not any(card.values()):
         cpu = PRESETS["cpu"]["optim"]
         put(rows, "optim", cpu.value, cpu.why)
@@ -335,6 +334,8 @@ def by_vllm(rows: dict[str, Setting], backend: str) -> None:
         rows.pop("gpu_memory_utilization", None)
         return
     put(rows, "use_vllm", True, "tells the trainer to sample through vLLM")
+    # TRL's default, and not Unsloth's
+    put(rows, "vllm_importance_sampling_correction", True, "vLLM's probabilities differ a little from the trainer's own")
     if backend == "trl":
         put(rows, "vllm_gpu_memory_utilization", share.value, share.why)
 

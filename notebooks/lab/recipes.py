@@ -133,6 +133,8 @@ def config(recipe: str, seed: int, steps: int, folder: str | Path) -> Row:
     chosen = settings(recipe)
     return {
         "output_dir": str(folder),
+        # TRL's defaults, stated because Unsloth's config on a GPU has others
+        "epsilon_high": 0.2, "mask_truncated_completions": False, "weight_decay": 0.0,
         **{name: value for name, value in chosen.items() if name not in STEERED},
         "reward_weights": list(chosen["weights"].values()),
         "max_steps": steps,
@@ -142,9 +144,8 @@ def config(recipe: str, seed: int, steps: int, folder: str | Path) -> Row:
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
-        "bf16": False,
-        "fp16": False,
-    }
+        **policy.precision(),
+    }  # fmt: skip
 
 
 # --------------------------------------------------------------------------- one run

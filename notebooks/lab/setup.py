@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 UNSLOTH = ["unsloth==2026.10.9", "unsloth_zoo==2026.10.9"]
 TORCH_ACCEPTED = ((2, 4), (2, 15))  # Unsloth takes 2.4 to below 2.15: one that is there is kept
 GIB = 2**30
+NO_INSTALL = "GRPO_NO_INSTALL"  # set in the environment where packages came another way: what is there is used as it is
 
 
 class SetupError(SystemExit):
@@ -190,6 +191,9 @@ def ensure_environment():
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     wanted, beside = missing(strict=False)
     if not wanted and not beside:
+        return
+    if os.environ.get(NO_INSTALL):
+        print("{} is set: nothing is installed, though these are wanted: {}".format(NO_INSTALL, ", ".join(wanted + beside)))
         return
     changed = [pin for pin in wanted + beside if pin.split("==")[0] in sys.modules]
     if changed:

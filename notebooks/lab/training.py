@@ -60,6 +60,21 @@ def effective(config: Any) -> Row:
     return {name: value for name, value in config.to_dict().items() if "token" not in name or "tokens" in name}
 
 
+def peak_memory() -> Row:
+    """The most memory this process held at once, in `bytes`, and what of: the `card` (torch's tensors on it), or the
+    `process` where there is none. Where the system does not say, bytes is None."""
+    import torch
+
+    if torch.cuda.is_available():
+        return {"of": "card", "bytes": torch.cuda.max_memory_allocated()}
+    try:
+        import resource  # Windows has none
+    except ImportError:
+        return {"of": "process", "bytes": None}
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {"of": "process", "bytes": unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+
+
 def processes() -> int:
     """How many processes train together: more than one under torchrun or accelerate launch."""
     return int(os.environ.get("WORLD_SIZE", "1"))
@@ -145,7 +160,8 @@ class Run(Part):
         now = {"from_step": self.start, "to_step": self.trainer.state.global_step, "seconds": round(time.time() - self.started, 1),
                "status": status, "reason": self.reason}  # fmt: skip
         seconds = round(sum(attempt["seconds"] for attempt in self.attempts) + now["seconds"], 1)
-        process = {**run_folder.this_process(), "processes": self.trainer.accelerator.num_processes}
+        process = {**run_folder.this_process(), "processes": self.trainer.accelerator.num_processes,
+                   "peak_memory": peak_memory()}  # fmt: skip
         self.record = {
             "status": status, "reason": self.reason, "steps": self.trainer.state.global_step, "seconds": seconds, "name": self.name,
             **self.about, "effective": effective(self.trainer.args), "versions": versions(), "process": process,
@@ -222,6 +238,8 @@ class Run(Part):
         self.halt(control)
 
     def on_log(self, args, state, control, logs=None, **kwargs) -> None:
+        if not getattr(args, "beta", 1):
+            (logs or {}).pop("kl", None)  # Unsloth's trainer on a GPU logs a 0 where no KL is measured
         if not self.main:
             return
         if "reward" in (logs or {}):
@@ -668,4 +686,7 @@ class HeldOut(Part):
                               max_new_tokens=self.max_new_tokens, batch_size=self.batch_size)  # fmt: skip
         finally:
             trainer.model.train(training)
+            if training and hasattr(trainer.model, "for_training"):  # Unsloth on a GPU generates in a mode of its own
+                kept = getattr(trainer.model, "_unsloth_gradient_checkpointing", trainer.args.gradient_checkpointing)
+                trainer.model.for_training(use_gradient_checkpointing=kept)
             set_random_states(states)

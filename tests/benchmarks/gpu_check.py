@@ -1,0 +1,767 @@
+"""`make gpu-check`: does everything work on this CUDA card, and what does it cost there? Ten minutes, offline.
+
+Each part runs in a process of its own with its own log, and reports on its own: one failure hides nothing.
+
+`environment`    driver, torch, Triton (a kernel is compiled), bitsandbytes (NF4 there and back), Unsloth, the pins.
+`settings`       what Unsloth's own GRPOConfig makes of every preset: the config guard's table.
+`model`          a model of Qwen2.5-1.5B's shape with random weights and the starter policy's tokenizer, made here.
+`Unsloth, bf16`  20 steps of notebook 03 on it, 4-bit LoRA: seconds, tokens, memory. `TRL, bf16`: the same settings with
+                 TRL, PEFT and bitsandbytes alone. Nothing else runs meanwhile.
+`Unsloth, fp16`  in 16-bit floats, killed in the middle (SIGKILL) and resumed; `TRL, fp16` too.
+`merge`          notebook 05 on what `Unsloth, bf16` trained: the merge and its proof.
+`notebooks`      01 to 05 on the starter policy, in 4 bit, with the evidence that `make run` ends with.
+
+Where there is no CUDA card this is a rehearsal: the same parts on the CPU with a model of two layers, in 32 bits, except
+for `notebooks`, which is `make run` there. Its figures say nothing about a GPU, and are not kept beside those of one.
+
+    make gpu-check                  with the project's environment
+    make gpu-check PY=python3       with a Python as it is, where packages came as wheels
+    make gpu-check ARGS="--parts environment settings --minutes 30"
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "notebooks")]
+
+from lab.files import STARTER_POLICY, read_json, relative, write_json, write_text  # noqa: E402
+
+RESULTS = Path(__file__).with_name("results")
+MADE_BY = "make gpu-check"
+CHILD = "GRPO_GPU_CHECK_CARD"  # set for the parts: whether there is a card, so that all of them agree
+Row = dict[str, Any]
+
+# --------------------------------------------------------------------------- what is measured
+
+QWEN_1_5B = {
+    "vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
+    "num_key_value_heads": 2, "max_position_embeddings": 32768, "rope_theta": 1e6, "tie_word_embeddings": True,
+}  # fmt: skip
+TWO_LAYERS = {**QWEN_1_5B, "vocab_size": 2048, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+              "num_attention_heads": 4, "max_position_embeddings": 2048}  # fmt: skip
+SPREAD = 0.12  # of the embeddings that have a token: logits spread enough that nearly all samples are readable text
+# A random model solves nothing. This reward has a spread from the first step on, and something to learn.
+OWN = '''"""The reward of `make gpu-check`."""
+
+from rewards import reward
+
+
+@reward
+def vowels_reward(completion: str) -> float:
+    """The share of vowels among the characters. Returns 0 to 1."""
+    return sum(char in "aeiou" for char in completion) / (1 + len(completion))
+'''
+WEIGHTS = {"vowels_reward": 1.0, "correctness_reward": 1.0}
+WARM_UP = 2  # steps of each process that are left out of the figures: kernels are compiled and tuned in them
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the check is: on a card, or in rehearsal."""
+
+    shape: Row
+    steps: int
+    short: int  # steps of the runs that are not timed
+    save_steps: int
+    parameters: Row  # of notebook 03, for all trainings
+    more: Row  # its MORE_SETTINGS
+
+
+ON_A_CARD = Size(
+    QWEN_1_5B, 20, 6, 2,
+    {"PROMPTS_PER_STEP": 8, "NUM_GENERATIONS": 8, "MAX_COMPLETION_TOKENS": 128, "LEARNING_RATE": 1e-4},
+    {"load_in_4bit": True, "per_device_train_batch_size": 16, "fast_inference": False, "gradient_checkpointing": True},
+)  # fmt: skip
+REHEARSAL = Size(
+    TWO_LAYERS, 4, 4, 1, {"PROMPTS_PER_STEP": 2, "NUM_GENERATIONS": 4, "MAX_COMPLETION_TOKENS": 16, "LEARNING_RATE": 1e-3},
+    {"load_in_4bit": True, "per_device_train_batch_size": 4},
+)  # fmt: skip
+
+
+def on_card() -> bool:
+    """Whether there is a CUDA card; the parts are told, since some of them pretend."""
+    if CHILD in os.environ:
+        return os.environ[CHILD] == "1"
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def size() -> Size:
+    return ON_A_CARD if on_card() else REHEARSAL
+
+
+def has_bf16() -> bool:
+    import torch
+
+    return torch.cuda.get_device_capability()[0] >= 8
+
+
+# --------------------------------------------------------------------------- environment
+
+
+def environment(folder: Path) -> Row:
+    """Each line for itself: what works, and what does not with its error."""
+    checks = {"driver": driver, "torch": torch_works, "Triton": triton_works, "bitsandbytes": bitsandbytes_works, "Unsloth": unsloth_works}
+    found: Row = {"machine": machine(), "pins": pins(), "checks": {}}
+    for name, check in checks.items():
+        try:
+            found["checks"][name] = {"state": "ok", **check()}
+        except Exception as error:
+            traceback.print_exc()
+            found["checks"][name] = {"state": "failed", "said": f"{type(error).__name__}: {error}"[:300]}
+    bad = [name for name, check in found["checks"].items() if check["state"] == "failed"]
+    return {**found, **({"failed": "these do not work: " + ", ".join(bad)} if bad else {})}
+
+
+def machine() -> Row:
+    """The card's name and size, the processor, the versions that matter."""
+    import torch
+    from lab.recipes import cpu_name
+    from lab.training import versions
+
+    found: Row = {"cpu": cpu_name(), "cores": os.cpu_count(), "platform": platform.platform(), "versions": versions()}
+    if on_card():
+        card = torch.cuda.get_device_properties(0)
+        found |= {"gpu": card.name, "gpu_memory_bytes": card.total_memory, "capability": f"{card.major}.{card.minor}",
+                  "gpus": torch.cuda.device_count(), "cuda": torch.version.cuda}  # fmt: skip
+    return found
+
+
+def pins() -> list[str]:
+    """The requirements that are here in another version, or not at all."""
+    from lab.setup import missing, version_of
+
+    wanted = [pin.split("==") for pins in missing(strict=True) for pin in pins]
+    return [f"{name} {version_of(name) or 'not installed'}, pinned {pin}" for name, pin in wanted]
+
+
+def driver() -> Row:
+    if not on_card():
+        return {"state": "not here", "said": "no CUDA card that torch can see"}
+    asked = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    return {"said": subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout.strip()}
+
+
+def torch_works() -> Row:
+    """A product against one in 64 bits, and on a card what it reaches: the figures that times are computed from."""
+    import torch
+
+    place, kind = ("cuda", torch.bfloat16 if has_bf16() else torch.float16) if on_card() else ("cpu", torch.float32)
+    a, b = (torch.randn(512, 512, device=place, dtype=kind) for _ in range(2))
+    error = float(((a @ b).double() - a.double() @ b.double()).abs().max())
+    if error > 1.0:
+        raise ValueError(f"a matrix product is off by {error:.3g}")
+    found: Row = {"said": f"torch {torch.__version__}, a product off by {error:.1g}"}
+    return found | (speeds(kind) if on_card() else {})
+
+
+def speeds(kind: Any) -> Row:
+    """TFLOP/s of a product of 8192 × 8192 matrices, and GB/s of a copy, read and written."""
+    import torch
+
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=kind) for _ in range(2))
+    product = timed(lambda: a @ b)
+    copied = timed(lambda: a.copy_(b))
+    return {"tflops": 2 * 8192**3 / product / 1e12, "copy_gb_per_second": 2 * a.numel() * a.element_size() / copied / 1e9}
+
+
+def timed(work: Any, times: int = 10) -> float:
+    """Median seconds on the card."""
+    import torch
+
+    seconds = []
+    for _ in range(times + 3):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[3:])
+
+
+KERNEL = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def add(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) + tl.load(y + at, mask=at < n), mask=at < n)
+
+x = torch.randn(10_000, device="cuda")
+out = torch.empty_like(x)
+add[(triton.cdiv(10_000, 256),)](x, x, out, 10_000, BLOCK=256)
+assert torch.equal(out, x + x), "the kernel's sums are wrong"
+print(triton.__version__)
+"""
+
+
+def triton_works() -> Row:
+    """A kernel is compiled, which needs a C compiler, and compared with torch."""
+    if not on_card():
+        return {"state": "not here", "said": "it compiles for a card"}
+    place = Path(os.environ["GRPO_CHECK_FOLDER"]) / "kernel.py"  # Triton reads a kernel's source from its file
+    write_text(place, KERNEL)
+    done = subprocess.run([sys.executable, str(place)], capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}")
+    return {"said": f"triton {done.stdout.strip()}, a kernel compiled and right"}
+
+
+def bitsandbytes_works() -> Row:
+    """NF4 there and back, and a 4-bit layer against the product with its dequantised weight."""
+    import bitsandbytes
+    import torch
+    from bitsandbytes.functional import dequantize_4bit
+
+    place = "cuda" if on_card() else "cpu"
+    kind = torch.float16 if on_card() else torch.float32
+    layer = bitsandbytes.nn.Linear4bit(256, 256, bias=False, quant_type="nf4", compute_dtype=kind)
+    weight = layer.weight.data.clone()
+    layer = layer.to(place)
+    layer.support_avx512bf16_for_cpu = False
+    back = dequantize_4bit(layer.weight.data, layer.weight.quant_state).to(place, kind).view(256, 256)
+    rounding = float((back.float().cpu() - weight.float()).pow(2).mean().sqrt() / weight.float().pow(2).mean().sqrt())
+    x = torch.randn(8, 256, device=place, dtype=kind)
+    apart = float((layer(x).float() - (x @ back.T).float()).abs().max())
+    if not 0.02 < rounding < 0.2 or apart > 0.05:
+        raise ValueError(f"NF4 rounds weights by {rounding:.1%} and its layer is off by {apart:.2g}")
+    return {"said": f"bitsandbytes {bitsandbytes.__version__}, NF4 rounds by {rounding:.1%}, its layer is off by {apart:.1g}"}
+
+
+def unsloth_works() -> Row:
+    """Which road `import unsloth` takes: on a card its own trainer stands in TRL's place."""
+    import unsloth
+    import trl
+
+    replaced = trl.GRPOTrainer.__name__ != "GRPOTrainer"
+    if replaced != on_card():
+        raise RuntimeError(f"the trainer is {trl.GRPOTrainer.__name__}, which is the road for {'a CPU' if on_card() else 'a card'}")
+    return {"said": f"unsloth {unsloth.__version__}, trainer: {trl.GRPOTrainer.__name__}"}
+
+
+# --------------------------------------------------------------------------- settings
+
+
+def settings(folder: Path) -> Row:
+    """The guard's table for each preset and model under the class that Unsloth puts in GRPOConfig's place on a card.
+
+    Without a card the class is generated all the same, by the switch that Unsloth has for its own tests
+    (UNSLOTH_ALLOW_CPU), and torch says that there is a card while the settings are checked.
+    """
+    config = unsloths_config(folder)
+    from lab import guard, presets
+
+    rows, requested = [], 0
+    for preset in presets.PRESETS:
+        for starter in (True, False):
+            if preset == "cpu":
+                continue
+            with pretended(bf16=preset != "t4-16gb"):
+                asked = presets.plan(preset, starter=starter).settings
+                made = guard.effective(asked, config(output_dir=str(folder / "unused"), report_to="none", **asked))
+            requested += len(asked)
+            about = {"preset": preset, "model": "starter policy" if starter else "real"}
+            rows += [{**about, "setting": name, **line} for name, line in made[made["changed"] != ""].iterrows()]
+    lost = [f"{row['preset']}: {row['setting']}" for row in rows if row["requested"] != "–"]
+    return {
+        "class": f"{config.__module__}.{config.__qualname__}", "requested": requested, "rows": rows, "defaults": other_defaults(),
+        **({"failed": "settings of ours were changed: " + ", ".join(lost)} if lost else {}),
+    }  # fmt: skip
+
+
+def unsloths_config(folder: Path) -> type:
+    """GRPOConfig as it is on a card."""
+    if not on_card():
+        os.environ |= {"UNSLOTH_ALLOW_CPU": "1", "UNSLOTH_COMPILE_LOCATION": str(folder / "unsloth_compiled_cache")}
+    import unsloth  # noqa: F401
+    import trl
+    from unsloth.models import rl
+
+    if not on_card():
+        rl._patch_trl_rl_trainers_impl("grpo_trainer")
+    if trl.GRPOTrainer.__name__ != "UnslothGRPOTrainer":
+        raise RuntimeError(f"Unsloth has not replaced the trainer: it is {trl.GRPOTrainer}")
+    return trl.GRPOConfig
+
+
+@contextlib.contextmanager
+def pretended(bf16: bool) -> Iterator[None]:
+    """torch says that there is a card with bfloat16, or without; also on a machine whose card is another one."""
+    from unittest import mock
+
+    import torch
+
+    has = {"is_available": True, "is_bf16_supported": bf16, "get_device_capability": (9, 0) if bf16 else (7, 5), "device_count": 1}
+    with contextlib.ExitStack() as stack:
+        for name, value in has.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, lambda *args, value=value, **more: value))
+        # transformers asks the card itself, and remembers; accelerate would claim it
+        stack.enter_context(mock.patch("transformers.training_args.is_torch_bf16_gpu_available", lambda: bf16))
+        stack.enter_context(mock.patch("transformers.training_args.TrainingArguments.device", property(no_device)))
+        yield
+
+
+def no_device(arguments: Any) -> Any:
+    """In place of TrainingArguments.device, which would claim the card."""
+    import torch
+    from accelerate import PartialState
+
+    arguments.distributed_state, arguments._n_gpu = PartialState(cpu=True), 1
+    return torch.device("cpu")
+
+
+def other_defaults() -> list[Row]:
+    """Fields that get another value from Unsloth's class than from TRL's when they are left out."""
+    from lab import guard
+
+    own, live = guard.trl_defaults(), guard.live_defaults()
+    return [
+        {"setting": name, "TRL": str(own.get(name, "no such field")), "Unsloth": str(value)}
+        for name, value in live.items()
+        if not guard.same(name, own.get(name), value)
+    ]
+
+
+# --------------------------------------------------------------------------- the model, and trainings on it
+
+
+def make_model(folder: Path) -> Row:
+    """The shape of Qwen2.5-1.5B-Instruct, random weights, the starter policy's tokenizer; and data and rewards for it.
+
+    Embeddings without a token are zero and the others spread, so that samples are text: only then is there a reward.
+    """
+    import torch
+    from datasets import disable_progress_bars
+    from lab import chosen_rewards, data
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+    disable_progress_bars()
+    tokenizer = AutoTokenizer.from_pretrained(STARTER_POLICY)
+    ends = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    torch.manual_seed(3407)
+    with torch.device("cuda" if on_card() else "cpu"):
+        model = Qwen2ForCausalLM(Qwen2Config(**size().shape, **ends)).to(torch.bfloat16)
+    with torch.no_grad():
+        rows = model.get_input_embeddings().weight
+        rows[: len(tokenizer)].normal_(std=SPREAD)
+        rows[len(tokenizer) :] = 0
+    model.save_pretrained(folder / "base")
+    tokenizer.save_pretrained(folder / "base")
+    write_text(folder / "inputs/my_rewards.py", OWN)
+    chosen_rewards.save_choice(folder / "inputs", WEIGHTS)
+    prepared = data.prepare(data.load_rows("word_problems"), tokenizer, seed=3407)
+    data.save(prepared, folder / "inputs/dataset")
+    return {"parameters": sum(p.numel() for p in model.parameters()), "shape": size().shape}
+
+
+def parameters(folder: Path, backend: str, kind: str, steps: int) -> Row:
+    """What notebook 03 gets: the same for both backends."""
+    which = {"bf16": kind == "bf16", "fp16": kind == "fp16"}
+    return {
+        "MODEL": str(folder / "base"), "BACKEND": backend, "MAX_STEPS": steps, "OUTPUTS": str(folder / f"{backend}-{kind}"),
+        **size().parameters, "EVAL_EVERY": 0, "SHOW_EVERY": 0, "WATCH_REWARDS": False, "STOP_WHEN_CRITICAL": False,
+        "MORE_SETTINGS": {**size().more, **which, "save_steps": size().save_steps, "logging_steps": 1},
+    }  # fmt: skip
+
+
+def start(folder: Path, backend: str, kind: str, steps: int) -> tuple[subprocess.Popen, Path]:
+    """Notebook 03 as a script, on its way; and the folder of its run."""
+    from lab.launch import environment as launched
+    from lab.launch import export_script
+
+    outputs = folder / f"{backend}-{kind}"
+    if not outputs.exists():
+        shutil.copytree(folder / "inputs", outputs)
+    script = export_script(outputs / "train.py", parameters(folder, backend, kind, steps))
+    return subprocess.Popen([sys.executable, str(script)], cwd=ROOT / "notebooks", env=launched(1)), outputs / "run"
+
+
+def train(folder: Path, backend: str, kind: str, steps: int) -> Row:
+    process, run = start(folder, backend, kind, steps)
+    finish(process)
+    return measured(run, backend, kind)
+
+
+def train_killed(folder: Path, backend: str, kind: str, steps: int) -> Row:
+    """The same, killed when half of the steps are logged and run again; what is wrong with how it went on is `failed`."""
+    process, run = start(folder, backend, kind, steps)
+    while process.poll() is None and len(steps_of(run)) < steps // 2 + 1:
+        time.sleep(0.1)
+    process.kill()
+    if process.wait() != -signal.SIGKILL:
+        raise RuntimeError("it ended before it could be killed")
+    before = len(steps_of(run))
+    finish(start(folder, backend, kind, steps)[0])
+    logged = [row["step"] for row in steps_of(run)]
+    resumed = [row["after_step"] for row in lines(run / "events.jsonl") if row["kind"] == "resumed"]
+    wrong = None if logged == list(range(1, steps + 1)) and resumed else f"steps {logged}, resumed after {resumed}"
+    found = {**measured(run, backend, kind), "killed_after": before, "resumed_after": resumed}
+    return {**found, **({"failed": f"it did not go on as one run: {wrong}"} if wrong else {})}
+
+
+def finish(process: subprocess.Popen) -> None:
+    if process.wait():
+        raise RuntimeError(f"notebook 03 ended with exit code {process.returncode}")
+
+
+def lines(path: Path) -> list[Row]:
+    """The rows of a JSONL file; one that is being written counts as not there yet."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def steps_of(run: Path) -> list[Row]:
+    return [row for row in lines(run / "log.jsonl") if "reward" in row]
+
+
+def measured(run: Path, backend: str, kind: str) -> Row:
+    """The figures of a run, from its own log; the first steps of each process are left out.
+
+    Seconds are TRL's `step_time`: generating, scoring, loss and gradients, without the optimiser and the log. Trained
+    tokens are those of prompts and completions, in the seconds that neither generate nor score.
+    """
+    record, rows = read_json(run / "run.json", MADE_BY), steps_of(run)
+    warm = [row for row in rows if all(not 0 < row["step"] - begin <= WARM_UP for begin in (a["from_step"] for a in record["attempts"]))]
+    warm, before = warm or rows[-1:], {row["step"]: row["num_tokens"] for row in rows}
+    seconds = sum(row["step_time"] for row in warm)
+    generating, scoring = (sum(row[f"time/{name}"] for row in warm) for name in ("generating", "scoring"))
+    completions = size().parameters["PROMPTS_PER_STEP"] * size().parameters["NUM_GENERATIONS"]
+    made = sum(row["completions/mean_length"] * completions for row in warm)
+    read = sum(row["num_tokens"] - before.get(row["step"] - 1, 0) for row in warm)
+    peak = record["process"]["peak_memory"]
+    found = {
+        "name": f"{'Unsloth' if backend == 'unsloth' else 'TRL'}, {kind}", "backend": backend, "precision": kind,
+        "steps": len(rows), "steps_timed": len(warm), "seconds_a_step": statistics.median(row["step_time"] for row in warm),
+        "generated_tokens_a_second": made / generating, "trained_tokens_a_second": read / (seconds - generating - scoring),
+        "generating_share": generating / seconds, "peak_bytes": peak["bytes"], "peak_of": peak["of"],
+        "reward": [rows[0]["reward"], rows[-1]["reward"]], "grad_norm": rows[-1].get("grad_norm"), "loss": rows[-1].get("loss"),
+        "status": record["status"], "requested": record["requested"],
+    }  # fmt: skip
+    bad = [name for name in ("loss", "grad_norm") if any(not finite(row.get(name)) for row in rows)]
+    return {**found, **({"failed": f"{' and '.join(bad)} not finite in some step"} if bad and kind != "fp16" else {})}
+
+
+def finite(value: Any) -> bool:
+    """fp16 may have an infinite gradient in a step that its scaler leaves out; any other precision may not."""
+    return isinstance(value, int | float) and abs(value) < float("inf")
+
+
+# --------------------------------------------------------------------------- notebooks
+
+
+def merge(folder: Path) -> Row:
+    """Notebook 05 on the run of `Unsloth, bf16` (`fp32` in rehearsal): it stops where the merged model is not the trained one."""
+    from lab.run import execute
+
+    outputs = folder / f"unsloth-{main_kind()}"
+    small = {"N_EVALUATE": 8, "N_SAMPLES": 1, "N_PROOF": 8, "FORMATS": [], "TRY_SERVER": False, "BATCH_SIZE": 32}
+    seconds = execute("05_merge_and_export", outputs, small)
+    proof = read_json(outputs / "merge_proof.json", MADE_BY)
+    return {"seconds": seconds, "merged_into": proof["merged_into"], "distances": proof["distances"], "from_base": proof["from_base"]}
+
+
+def notebooks(folder: Path) -> Row:
+    """01 to 05 on the starter policy, in 4 bit, as `make run` does; and its evidence."""
+    from lab.evaluate import summary
+    from lab.run import ROAD, evidence, run
+
+    starter, outputs = {"MODEL": str(STARTER_POLICY)}, folder / "road"
+    given: dict[str, Row] = {name: starter for name in ROAD[:2]}
+    # an 80 GB card would get 16 bits
+    given["03_train_grpo"] = {**starter, "MORE_SETTINGS": {"load_in_4bit": True}}
+    given["05_merge_and_export"] = {"FORMATS": ["adapter", "merged 4 bit"]}
+    seconds = run(ROAD, outputs, given)
+    evaluation = read_json(outputs / "evaluation.json", MADE_BY)
+    print(evidence(outputs, seconds))
+    lines = summary(evaluation)[["base", "merged", "difference", "95 % interval"]].astype(str)
+    gained = evaluation["difference"]["greedy"]["correct"]
+    proved = read_json(outputs / "merge_proof.json", MADE_BY)
+    return {
+        "seconds": seconds, "evidence": lines.reset_index(names="measure").to_dict("records"), "said": evaluation["said"],
+        "n": evaluation["n"], "merge": {"into": proved["merged_into"], "distances": proved["distances"]},
+        **({} if gained["low"] > 0 else {"failed": f"no gain was shown: {evaluation['said']}"}),
+    }  # fmt: skip
+
+
+# --------------------------------------------------------------------------- the parts, and the order they run in
+
+
+def main_kind() -> str:
+    return "fp32" if not on_card() else "bf16" if has_bf16() else "fp16"
+
+
+@dataclass(frozen=True)
+class Part:
+    """`alone`: nothing else may run meanwhile, since it is timed."""
+
+    name: str
+    work: Any
+    limit: int  # seconds
+    needs: tuple[str, ...] = ()
+    alone: bool = True
+
+
+def all_parts() -> list[Part]:
+    """Those of this machine, in order: what the others need, what is timed, and then the rest side by side."""
+    kind, steps, short = main_kind(), size().steps, size().short
+    both = [(f"{name}, {kind}", name.lower()) for name in ("Unsloth", "TRL")]
+    found = [Part("environment", environment, 180), Part("settings", settings, 180), Part("model", make_model, 180)]
+    found += [Part(name, lambda f, b=backend: train(f, b, kind, steps), 300, ("model",)) for name, backend in both]
+    other = "fp16" if kind == "bf16" else kind  # where there is one precision only, its resumption is still to be seen
+    found.append(
+        Part(f"Unsloth, {other}, killed and resumed", lambda f: train_killed(again(f), "unsloth", other, short), 300, ("model",), False)
+    )
+    if kind == "bf16":
+        found.append(Part("TRL, fp16", lambda f: train(f, "trl", "fp16", short), 300, ("model",), False))
+    found.append(Part("merge", merge, 300, (both[0][0],), False))
+    found += [Part("notebooks", notebooks, 480, (), False)] if on_card() else []
+    return found
+
+
+def again(folder: Path) -> Path:
+    """A place beside for a second run with the same backend and precision."""
+    place = folder / "killed"
+    place.mkdir(exist_ok=True)
+    for name in ("base", "inputs"):
+        if not (place / name).exists():
+            (place / name).symlink_to(folder / name)
+    return place
+
+
+def child(name: str, folder: Path) -> None:
+    """One part, in its process: its result to a file."""
+    part = next(part for part in all_parts() if part.name == name)
+    write_json(folder / f"{slug(name)}.json", part.work(folder))
+
+
+def slug(name: str) -> str:
+    return re.sub(r"\W+", "-", name.lower()).strip("-")
+
+
+def surroundings(folder: Path, card: bool) -> dict[str, str]:
+    """Offline, nothing installed, nothing sent, and compiled code where it can be deleted."""
+    paths = [str(ROOT), str(ROOT / "notebooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ, "PYTHONPATH": os.pathsep.join(paths), "GRPO_NOTEBOOKS": str(ROOT), "HF_HUB_OFFLINE": "1", "GRPO_NO_INSTALL": "1",
+        "UNSLOTH_DISABLE_STATISTICS": "1", "UNSLOTH_COMPILE_LOCATION": str(folder / "unsloth_compiled_cache"), "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false", CHILD: "1" if card else "0", "GRPO_CHECK_FOLDER": str(folder), "GRPO_QUIET": "1",
+    }  # fmt: skip
+
+
+def run_part(part: Part, folder: Path, card: bool, seconds: float) -> Row:
+    """Starts the part's process and waits; its result, or why there is none."""
+    log, result = folder / f"{slug(part.name)}.log", folder / f"{slug(part.name)}.json"
+    result.unlink(missing_ok=True)
+    began = time.monotonic()
+    command = [sys.executable, str(Path(__file__).resolve()), "--child", part.name, "--folder", str(folder)]
+    with log.open("wb") as sink:
+        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True, env=surroundings(folder, card))
+        try:
+            code = process.wait(seconds)
+            why = f"exit code {code}: {last_words(log)}" if code else ""
+        except subprocess.TimeoutExpired:
+            why = f"it was ended after {seconds:.0f} s: {last_words(log)}"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with all that it started
+            process.wait()
+    found = read_json(result, MADE_BY) if result.exists() and not why else {}
+    why = why or found.pop("failed", "") or ("" if found else "it left no result")
+    return {"status": "failed" if why else "ok", "took": round(time.monotonic() - began, 1), "why": why, "log": relative(log), "found": found}
+
+
+def last_words(log: Path) -> str:
+    """The last line of a log that says something about an error, else the last one."""
+    said = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    errors = [line for line in said if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
+    return (errors or said or ["it said nothing"])[-1][:300]
+
+
+class Check:
+    """Runs the parts and keeps what is known after each of them, so that a stop loses nothing."""
+
+    def __init__(self, folder: Path, out: Path, minutes: float, card: bool) -> None:
+        self.folder, self.out, self.card = folder, out, card
+        self.ends = time.monotonic() + 60 * minutes
+        self.record: Row = {"rehearsal": not card, "date": time.strftime("%Y-%m-%d"), "minutes": minutes, "machine": {}, "parts": {}, "runs": []}
+
+    def run(self, parts: list[Part], together: int) -> Row:
+        """Those that are timed one after the other, the others `together` at once."""
+        for part in (part for part in parts if part.alone):
+            self.one(part)
+        with concurrent.futures.ThreadPoolExecutor(together) as pool:
+            list(pool.map(self.one, (part for part in parts if not part.alone)))
+        return self.record
+
+    def one(self, part: Part) -> None:
+        left = self.ends - time.monotonic()
+        missing = [name for name in part.needs if self.record["parts"].get(name, {}).get("status") != "ok"]
+        if missing or left < 5:
+            why = f"it needs {missing[0]}" if missing else "the time was up: --minutes gives more"
+            outcome = {"status": "not run", "took": 0.0, "why": why, "log": "", "found": {}}
+        else:
+            print(f"  {part.name} …", flush=True)
+            outcome = run_part(part, self.folder, self.card, min(part.limit, left))
+        self.keep(part.name, outcome)
+
+    def keep(self, name: str, outcome: Row) -> None:
+        found = outcome.pop("found")
+        self.record["parts"][name] = {**outcome, **({"found": found} if "seconds_a_step" not in found else {})}
+        self.record["runs"] += [found] if "seconds_a_step" in found else []
+        self.record["machine"] = found.get("machine", self.record["machine"])
+        write_json(self.out.with_suffix(".json"), self.record)
+        write_text(self.out.with_suffix(".md"), report(self.record))
+        print(f"  {name}: {outcome['status']}, {outcome['took']:.0f} s" + (f": {outcome['why']}" if outcome["why"] else ""), flush=True)
+
+
+# --------------------------------------------------------------------------- the table to read
+
+
+def report(record: Row) -> str:
+    """The record as Markdown: what worked, what it cost, what Unsloth changed."""
+    about, versions = record["machine"], record["machine"].get("versions", {})
+    where = about.get("gpu") or f"{about.get('cpu', 'this machine')}, no CUDA card: **a rehearsal, no figure of a GPU**"
+    text = [f"# GPU check: {where}", "", f"{record['date']}, made by `make gpu-check`. " + ", ".join(f"{a} {b}" for a, b in versions.items()), ""]
+    parts = [(name, one["status"], f"{one['took']:.0f} s", one["why"].replace("|", "\\|")) for name, one in record["parts"].items()]
+    text += table(("part", "", "took", "why"), parts)
+    if record["runs"]:
+        text += ["", "## Training", "", *table(("", *COLUMNS), [(run["name"], *(show(run) for show in COLUMNS.values())) for run in record["runs"]])]
+        text += ["", *compared(record["runs"], record["rehearsal"])]
+    for name, one in record["parts"].items():
+        text += section(name, one.get("found") or {})
+    return "\n".join(text) + "\n"
+
+
+COLUMNS = {
+    "seconds a step": lambda run: f"{run['seconds_a_step']:.2f}",
+    "generated tokens a second": lambda run: f"{run['generated_tokens_a_second']:,.0f}",
+    "trained tokens a second": lambda run: f"{run['trained_tokens_a_second']:,.0f}",
+    "share of generating": lambda run: f"{run['generating_share']:.0%}",
+    "peak memory": lambda run: f"{run['peak_bytes'] / 1e9:.2f} GB of the {run['peak_of']}" if run["peak_bytes"] else "not known",
+    "steps": lambda run: f"{run['steps']} ({run['steps_timed']} timed)",
+    "reward, first and last step": lambda run: " → ".join(f"{value:.3f}" for value in run["reward"]),
+}
+
+
+def compared(runs: list[Row], rehearsal: bool) -> list[str]:
+    """Unsloth beside plain TRL in each precision, and its own claim."""
+    text = []
+    for ours in (run for run in runs if run["backend"] == "unsloth"):
+        for plain in (run for run in runs if run["backend"] == "trl" and run["precision"] == ours["precision"]):
+            ratio = {name: plain[name] / ours[name] for name in ("seconds_a_step", "peak_bytes") if plain[name] and ours[name]}
+            text.append(f"{plain['name']} against {ours['name']}: " + ", ".join(f"{name.replace('_', ' ')} × {value:.2f}" for name, value in ratio.items()) + ".")
+    claim = "Unsloth says of itself that it trains about twice as fast with far less memory. "
+    return [*text, "", claim + ("A CPU cannot say: there it is TRL itself." if rehearsal else "The ratios above are what was seen here.")] if text else []
+
+
+def section(name: str, found: Row) -> list[str]:
+    """What a part found beyond figures of a training."""
+    text: list[str] = []
+    if "checks" in found:
+        text += table(("", "", "said"), [(key, one["state"], one.get("said", "")) for key, one in found["checks"].items()])
+        text += ["", "Other versions than pinned: " + ("; ".join(found["pins"]) or "none") + "."]
+        speed = found["checks"].get("torch", {})
+        if "tflops" in speed:
+            text += ["", f"A product of 8192 × 8192 matrices: {speed['tflops']:.0f} TFLOP/s; a copy: {speed['copy_gb_per_second']:.0f} GB/s."]
+    if "defaults" in found:
+        keys = ("preset", "model", "setting", "requested", "effective", "TRL's default")
+        text += [f"{found['requested']} settings were asked for in six plans, of which Unsloth's `GRPOConfig` changed {changed(found)}. It added:", ""]
+        text += table(keys, [tuple(row[key] for key in keys) for row in found["rows"]])
+        text += ["", "Fields that get another value where they are left out:", ""]
+        text += table(("setting", "TRL", "Unsloth"), [(row["setting"], row["TRL"], row["Unsloth"]) for row in found["defaults"]])
+    if "evidence" in found:
+        text += table(tuple(found["evidence"][0]), [tuple(row.values()) for row in found["evidence"]])
+        text += ["", f"n = {found['n']}. {found['said']} Seconds: " + ", ".join(f"{key} {value:.0f}" for key, value in found["seconds"].items()) + "."]
+    if "merged_into" in found:
+        apart = ", ".join(f"{key} {value['kl']:.2g}" for key, value in found["distances"].items())
+        text += [f"Merged into the {found['merged_into']} and proved. Mean KL from the trained model, nats a token: {apart}; "
+                 f"the untrained base {(found['from_base'] or {}).get('kl', float('nan')):.2g}."]  # fmt: skip
+    return ["", f"## {name[0].upper()}{name[1:]}", "", *text] if text else []
+
+
+def changed(found: Row) -> str:
+    return str(sum(row["requested"] != "–" for row in found["rows"]) or "none")
+
+
+def table(head: tuple, rows: list[tuple]) -> list[str]:
+    cells = [head, ("---",) * len(head), *rows]
+    return ["| " + " | ".join(str(cell).replace("\n", " ") for cell in row) + " |" for row in cells]
+
+
+# --------------------------------------------------------------------------- the command
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", metavar="PART", help="these only, and what they need")
+    parser.add_argument("--minutes", type=float, default=10, help="what has not begun by then is not run (default: 10)")
+    parser.add_argument("--folder", type=Path, default=ROOT / "outputs/gpu-check", help="for models, logs and runs")
+    parser.add_argument("--out", type=Path, help="the record, .json and .md (default: tests/benchmarks/results/gpu, in rehearsal in the folder)")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    folder = arguments.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    if arguments.child:
+        return child(arguments.child, folder)
+    raise SystemExit(whole(arguments, folder))
+
+
+def whole(arguments: argparse.Namespace, folder: Path) -> int:
+    """All parts, or those asked for; the exit status is 1 where one of them did not do well."""
+    card = on_card()
+    parts = chosen(all_parts(), arguments.parts)
+    for name in ("base", "inputs", "killed", "road", *(f"{b}-{k}" for b in ("unsloth", "trl") for k in ("bf16", "fp16", "fp32"))):
+        place = folder / name  # of an earlier check; nothing else in the folder is touched
+        shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else None
+    if not card:
+        print("No CUDA card: a rehearsal on the CPU with a model of two layers. Its figures say nothing about a GPU.", flush=True)
+    out = arguments.out or (RESULTS / "gpu" if card and not arguments.parts else folder / "check")
+    check = Check(folder, out, arguments.minutes, card)
+    check.run(parts, together(card))
+    print("\n" + report(check.record) + f"\nkept in {relative(out.with_suffix('.json'))} and {relative(out.with_suffix('.md'))}")
+    return int(any(one["status"] != "ok" for one in check.record["parts"].values()))
+
+
+def chosen(parts: list[Part], names: list[str] | None) -> list[Part]:
+    """The parts of these names with what they need. Raises SystemExit for a name that there is not."""
+    known = {part.name: part for part in parts}
+    for name in names or []:
+        if name not in known:
+            raise SystemExit(f"There is no part {name!r} on this machine: there are {'; '.join(known)}.")
+    wanted = set(names or known)
+    for part in reversed(parts):
+        wanted |= set(part.needs) if part.name in wanted else set()
+    return [part for part in parts if part.name in wanted]
+
+
+def together(card: bool) -> int:
+    """How many untimed parts fit beside each other: each takes up to 12 GB."""
+    if not card:
+        return 1
+    import torch
+
+    return max(1, min(4, int(torch.cuda.get_device_properties(0).total_memory / 12e9)))
+
+
+if __name__ == "__main__":
+    main()
