@@ -19,7 +19,7 @@ matplotlib.use("Agg")
 # takes minutes would run while the other processes have nothing left.
 LONG = (
     "test_notebooks", "test_models", "test_training", "test_from_scratch", "test_export", "test_sandbox_attacks", "test_browser",
-    "test_recipes", "test_live_rewards", "test_rewards",
+    "test_recipes", "test_live_rewards", "test_gpu_check", "test_rewards",
 )  # fmt: skip
 
 

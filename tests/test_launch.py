@@ -31,8 +31,15 @@ def test_on_a_cpu_torchrun_starts_the_processes_and_they_share_the_cores(monkeyp
     monkeypatch.setattr(launch, "on_gpu", lambda: False)
     monkeypatch.setattr(launch.os, "cpu_count", lambda: 6)
     assert "torch.distributed.run" in command(CONFIGS, 2, "ddp") and "--nproc_per_node" in command(CONFIGS, 2, "ddp")
-    found = environment(2)
-    assert found["ACCELERATE_USE_CPU"] == "true" and found["OMP_NUM_THREADS"] == "3"
+    for asked, share in (("", "3"), ("1", "1"), ("16", "3"), ("many", "3")):
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+        found = environment(2)
+        assert found["ACCELERATE_USE_CPU"] == "true" and found["OMP_NUM_THREADS"] == share
+
+
+def test_packages_that_lie_in_a_folder_of_their_own_stay_within_reach(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/wheels/site")
+    assert environment(1)["PYTHONPATH"].split(":")[-1] == "/wheels/site"
 
 
 def test_on_gpus_accelerate_gets_the_config_of_that_name(monkeypatch):

@@ -72,8 +72,14 @@ def environment(nproc: int) -> dict[str, str]:
     paths = [str(ROOT), str(ROOT / "notebooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "GRPO_NOTEBOOKS": str(ROOT)}
     if not on_gpu():
-        found |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc))}
+        found |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": str(threads(nproc))}
     return found
+
+
+def threads(nproc: int) -> int:
+    """A process's share of the cores, or fewer where fewer were asked for."""
+    share, asked = max(1, (os.cpu_count() or 1) // nproc), os.environ.get("OMP_NUM_THREADS", "")
+    return min(share, int(asked)) if asked.isdigit() and int(asked) else share
 
 
 def launch(nproc: int = 1, config: str = "ddp", parameters: dict[str, Any] | None = None) -> int:

@@ -292,7 +292,7 @@ def settings(folder: Path) -> Row:
 def unsloths_config(folder: Path) -> type:
     """GRPOConfig as it is on a card."""
     if not on_card():
-        os.environ |= {"UNSLOTH_ALLOW_CPU": "1", "UNSLOTH_COMPILE_LOCATION": str(folder / "unsloth_compiled_cache")}
+        os.environ["UNSLOTH_ALLOW_CPU"] = "1"
     import unsloth  # noqa: F401
     import trl
     from unsloth.models import rl
@@ -415,7 +415,8 @@ def train_killed(folder: Path, backend: str, kind: str, steps: int) -> Row:
     logged = [row["step"] for row in steps_of(run)]
     resumed = [row["after_step"] for row in lines(run / "events.jsonl") if row["kind"] == "resumed"]
     wrong = None if logged == list(range(1, steps + 1)) and resumed else f"steps {logged}, resumed after {resumed}"
-    found = {**measured(run, backend, kind), "killed_after": before, "resumed_after": resumed}
+    found = measured(run, backend, kind)
+    found |= {"name": f"{found['name']}, killed and resumed", "killed_after": before, "resumed_after": resumed}
     return {**found, **({"failed": f"it did not go on as one run: {wrong}"} if wrong else {})}
 
 
@@ -457,12 +458,12 @@ def measured(run: Path, backend: str, kind: str) -> Row:
         "reward": [rows[0]["reward"], rows[-1]["reward"]], "grad_norm": rows[-1].get("grad_norm"), "loss": rows[-1].get("loss"),
         "status": record["status"], "requested": record["requested"],
     }  # fmt: skip
-    bad = [name for name in ("loss", "grad_norm") if any(not finite(row.get(name)) for row in rows)]
-    return {**found, **({"failed": f"{' and '.join(bad)} not finite in some step"} if bad and kind != "fp16" else {})}
+    settled = rows[len(rows) // 2 :] if kind == "fp16" else rows  # its scaler finds its scale, and leaves steps out for it
+    bad = [name for name in ("loss", "grad_norm") if any(not finite(row.get(name)) for row in settled)]
+    return {**found, **({"failed": f"{' and '.join(bad)} not finite in some step"} if bad else {})}
 
 
 def finite(value: Any) -> bool:
-    """fp16 may have an infinite gradient in a step that its scaler leaves out; any other precision may not."""
     return isinstance(value, int | float) and abs(value) < float("inf")
 
 
@@ -494,7 +495,7 @@ def notebooks(folder: Path) -> Row:
     evaluation = read_json(outputs / "evaluation.json", MADE_BY)
     print(evidence(outputs, seconds))
     lines = summary(evaluation)[["base", "merged", "difference", "95 % interval"]].astype(str)
-    gained = evaluation["difference"]["greedy"]["correct"]
+    gained = evaluation["difference"]["merged"]["greedy"]["correct"]
     proved = read_json(outputs / "merge_proof.json", MADE_BY)
     return {
         "seconds": seconds, "evidence": lines.reset_index(names="measure").to_dict("records"), "said": evaluation["said"],
@@ -558,12 +559,12 @@ def slug(name: str) -> str:
     return re.sub(r"\W+", "-", name.lower()).strip("-")
 
 
-def surroundings(folder: Path, card: bool) -> dict[str, str]:
+def surroundings(folder: Path, name: str, card: bool) -> dict[str, str]:
     """Offline, nothing installed, nothing sent, and compiled code where it can be deleted."""
     paths = [str(ROOT), str(ROOT / "notebooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ, "PYTHONPATH": os.pathsep.join(paths), "GRPO_NOTEBOOKS": str(ROOT), "HF_HUB_OFFLINE": "1", "GRPO_NO_INSTALL": "1",
-        "UNSLOTH_DISABLE_STATISTICS": "1", "UNSLOTH_COMPILE_LOCATION": str(folder / "unsloth_compiled_cache"), "PYTHONUNBUFFERED": "1",
+        "UNSLOTH_DISABLE_STATISTICS": "1", "UNSLOTH_COMPILE_LOCATION": str(folder / "compiled" / name), "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false", CHILD: "1" if card else "0", "GRPO_CHECK_FOLDER": str(folder), "GRPO_QUIET": "1",
     }  # fmt: skip
 
@@ -575,7 +576,7 @@ def run_part(part: Part, folder: Path, card: bool, seconds: float) -> Row:
     began = time.monotonic()
     command = [sys.executable, str(Path(__file__).resolve()), "--child", part.name, "--folder", str(folder)]
     with log.open("wb") as sink:
-        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True, env=surroundings(folder, card))
+        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True, env=surroundings(folder, slug(part.name), card))
         try:
             code = process.wait(seconds)
             why = f"exit code {code}: {last_words(log)}" if code else ""
@@ -622,10 +623,12 @@ class Check:
         else:
             print(f"  {part.name} …", flush=True)
             outcome = run_part(part, self.folder, self.card, min(part.limit, left))
-        self.keep(part.name, outcome)
+        self.keep(part, outcome)
 
-    def keep(self, name: str, outcome: Row) -> None:
-        found = outcome.pop("found")
+    def keep(self, part: Part, outcome: Row) -> None:
+        name, found = part.name, outcome.pop("found")
+        if "seconds_a_step" in found:
+            found["timed"] = part.alone
         self.record["parts"][name] = {**outcome, **({"found": found} if "seconds_a_step" not in found else {})}
         self.record["runs"] += [found] if "seconds_a_step" in found else []
         self.record["machine"] = found.get("machine", self.record["machine"])
@@ -652,13 +655,18 @@ def report(record: Row) -> str:
     return "\n".join(text) + "\n"
 
 
+def timing(name: str, form: str) -> Any:
+    """A column for what is a figure only where nothing else ran meanwhile."""
+    return lambda run: format(run[name], form) if run["timed"] else "–"
+
+
 COLUMNS = {
-    "seconds a step": lambda run: f"{run['seconds_a_step']:.2f}",
-    "generated tokens a second": lambda run: f"{run['generated_tokens_a_second']:,.0f}",
-    "trained tokens a second": lambda run: f"{run['trained_tokens_a_second']:,.0f}",
-    "share of generating": lambda run: f"{run['generating_share']:.0%}",
+    "seconds a step": timing("seconds_a_step", ".2f"),
+    "generated tokens a second": timing("generated_tokens_a_second", ",.0f"),
+    "trained tokens a second": timing("trained_tokens_a_second", ",.0f"),
+    "share of generating": timing("generating_share", ".0%"),
     "peak memory": lambda run: f"{run['peak_bytes'] / 1e9:.2f} GB of the {run['peak_of']}" if run["peak_bytes"] else "not known",
-    "steps": lambda run: f"{run['steps']} ({run['steps_timed']} timed)",
+    "steps": lambda run: f"{run['steps']} ({run['steps_timed']} timed)" if run["timed"] else run["steps"],
     "reward, first and last step": lambda run: " → ".join(f"{value:.3f}" for value in run["reward"]),
 }
 
@@ -666,9 +674,12 @@ COLUMNS = {
 def compared(runs: list[Row], rehearsal: bool) -> list[str]:
     """Unsloth beside plain TRL in each precision, and its own claim."""
     text = []
-    for ours in (run for run in runs if run["backend"] == "unsloth"):
-        for plain in (run for run in runs if run["backend"] == "trl" and run["precision"] == ours["precision"]):
-            ratio = {name: plain[name] / ours[name] for name in ("seconds_a_step", "peak_bytes") if plain[name] and ours[name]}
+    first = {(run["backend"], run["precision"]): run for run in reversed(runs)}
+    for precision in dict.fromkeys(run["precision"] for run in runs):
+        ours, plain = (first.get((backend, precision)) for backend in ("unsloth", "trl"))
+        if ours and plain:
+            names = ("seconds_a_step", "peak_bytes") if ours["timed"] and plain["timed"] else ("peak_bytes",)
+            ratio = {name: plain[name] / ours[name] for name in names if plain[name] and ours[name]}
             text.append(f"{plain['name']} against {ours['name']}: " + ", ".join(f"{name.replace('_', ' ')} × {value:.2f}" for name, value in ratio.items()) + ".")
     claim = "Unsloth says of itself that it trains about twice as fast with far less memory. "
     return [*text, "", claim + ("A CPU cannot say: there it is TRL itself." if rehearsal else "The ratios above are what was seen here.")] if text else []
@@ -684,9 +695,8 @@ def section(name: str, found: Row) -> list[str]:
         if "tflops" in speed:
             text += ["", f"A product of 8192 × 8192 matrices: {speed['tflops']:.0f} TFLOP/s; a copy: {speed['copy_gb_per_second']:.0f} GB/s."]
     if "defaults" in found:
-        keys = ("preset", "model", "setting", "requested", "effective", "TRL's default")
-        text += [f"{found['requested']} settings were asked for in six plans, of which Unsloth's `GRPOConfig` changed {changed(found)}. It added:", ""]
-        text += table(keys, [tuple(row[key] for key in keys) for row in found["rows"]])
+        text += [f"{found['requested']} settings were asked for in six plans, of which Unsloth's `GRPOConfig` changed {changed(found)}:", ""]
+        text += table(("setting", "requested", "effective", "TRL's default", "in"), together_in(found["rows"]))
         text += ["", "Fields that get another value where they are left out:", ""]
         text += table(("setting", "TRL", "Unsloth"), [(row["setting"], row["TRL"], row["Unsloth"]) for row in found["defaults"]])
     if "evidence" in found:
@@ -700,7 +710,17 @@ def section(name: str, found: Row) -> list[str]:
 
 
 def changed(found: Row) -> str:
-    return str(sum(row["requested"] != "–" for row in found["rows"]) or "none")
+    return str(sum(row["requested"] != "–" for row in found["rows"]) or "none; it set what nobody asked for")
+
+
+def together_in(rows: list[Row]) -> list[tuple]:
+    """The same change in several plans as one line."""
+    plans: dict[tuple, list[str]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in ("setting", "requested", "effective", "TRL's default"))
+        plans.setdefault(key, []).append(f"{row['preset']} ({row['model']})")
+    most = max(map(len, plans.values()), default=0)
+    return [(*key, "every plan" if len(where) == most == 6 else ", ".join(where)) for key, where in plans.items()]
 
 
 def table(head: tuple, rows: list[tuple]) -> list[str]:
