@@ -53,13 +53,25 @@ def test_a_rehearsal_leaves_no_figures_where_those_of_cards_are_kept(rehearsal):
 
 def test_unsloths_own_config_leaves_every_setting_of_every_preset_as_it_was_asked_for(rehearsal):
     found = rehearsal[1]["parts"]["settings"]["found"]
-    assert found["class"].endswith("GRPOConfig") and found["requested"] > 120
+    assert found["trainer"].endswith("UnslothGRPOTrainer") and found["requested"] > 120
     assert [row for row in found["rows"] if row["requested"] != "–"] == []
     # nor does it set anything that changes how is learned, where nothing was asked for; the seed is notebook 03's SEED
     assert {row["setting"] for row in found["rows"]} == {
         "torch_empty_cache_steps", "logging_nan_inf_filter", "seed", "router_aux_loss_coef", "generation_kwargs",
         "vllm_importance_sampling_correction",
     }  # fmt: skip
+
+
+def test_what_the_training_room_takes_hold_of_is_in_trls_trainer_and_its_absence_is_named():
+    import trl
+
+    assert gpu_check.gone(trl.GRPOTrainer) == []  # for Unsloth's, the settings part of the rehearsal says so
+
+    class GRPOTrainer(trl.GRPOTrainer):
+        def _generate(self, prompts, images):
+            """With a parameter more."""
+
+    assert gpu_check.gone(GRPOTrainer) == ["_generate"]
 
 
 def test_unsloths_defaults_are_other_ones_and_are_named(rehearsal):

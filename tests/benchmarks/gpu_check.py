@@ -282,11 +282,33 @@ def settings(folder: Path) -> Row:
             requested += len(asked)
             about = {"preset": preset, "model": "starter policy" if starter else "real"}
             rows += [{**about, "setting": name, **line} for name, line in made[made["changed"] != ""].iterrows()]
-    lost = [f"{row['preset']}: {row['setting']}" for row in rows if row["requested"] != "–"]
+    import trl
+
+    lost = [f"{row['setting']} ({row['preset']}) was changed" for row in rows if row["requested"] != "–"]
+    lost += [f"{name} of the trainer is gone or has other parameters" for name in gone(trl.GRPOTrainer)]
     return {
-        "class": f"{config.__module__}.{config.__qualname__}", "requested": requested, "rows": rows, "defaults": other_defaults(),
-        **({"failed": "settings of ours were changed: " + ", ".join(lost)} if lost else {}),
+        "trainer": f"{trl.GRPOTrainer.__module__}.{trl.GRPOTrainer.__qualname__}", "requested": requested, "rows": rows,
+        "defaults": other_defaults(), **({"failed": "; ".join(lost)} if lost else {}),
     }  # fmt: skip
+
+
+# What the training room takes hold of in the trainer: methods with their parameters. Unsloth writes a trainer of its own.
+HOOKS = {
+    "_generate": ["prompts"], "_calculate_rewards": ["inputs", "prompts", "completions", "completion_ids_list"],
+    "_get_train_sampler": ["dataset"], "_log_completion_extra": ["column", "values"], "_tokenize_prompts": ["prompts"],
+    "_save_checkpoint": ["model", "trial"],
+}  # fmt: skip
+ATTRIBUTES = ("_logs", "_metrics", "_step", "temperature", "num_generations", "reward_weights", "reward_funcs", "reward_func_names")
+
+
+def gone(trainer: type) -> list[str]:
+    """Those of `HOOKS` and `ATTRIBUTES` that this trainer class does not have."""
+    import inspect
+
+    found = {name: inspect.signature(method).parameters for name in HOOKS if (method := getattr(trainer, name, None))}
+    source = "".join(inspect.getsource(one) for one in trainer.__mro__ if "GRPOTrainer" in one.__name__)
+    missing = [name for name, wanted in HOOKS.items() if list(found.get(name, {}))[1:] != wanted]
+    return missing + [name for name in ATTRIBUTES if f"self.{name} =" not in source]
 
 
 def unsloths_config(folder: Path) -> type:
