@@ -95,6 +95,16 @@ def test_offline_is_asked_for_and_nothing_is_installed(tmp_path):
 # --------------------------------------------------------------------------- parts that fail
 
 
+def is_gone(pid):
+    """Whether a process ends within five seconds."""
+    state = Path(f"/proc/{pid}/stat")
+    for _ in range(50):
+        if not state.exists() or ") Z " in state.read_text():
+            return True
+        time.sleep(0.1)
+    return False
+
+
 def script(tmp_path, monkeypatch, text):
     """run_part with this program in place of the parts."""
     path = tmp_path / "program.py"
@@ -115,13 +125,7 @@ def test_a_part_that_hangs_is_ended_with_all_that_it_started(tmp_path, monkeypat
     began = time.monotonic()
     outcome = run_part(Part("model", None, 60), tmp_path, False, 2)
     assert "ended after 2 s" in outcome["why"] and time.monotonic() - began < 20
-    pid = int((tmp_path / "model.log").read_text().split()[-1])
-    for _ in range(50):
-        state = Path(f"/proc/{pid}/stat")
-        if not state.exists() or ") Z " in state.read_text():
-            return
-        time.sleep(0.1)
-    pytest.fail("what it had started runs on")
+    assert is_gone(int((tmp_path / "model.log").read_text().split()[-1])), "what it had started runs on"
 
 
 def test_a_part_that_leaves_nothing_or_a_stale_result_did_not_do_well(tmp_path, monkeypatch):
@@ -148,6 +152,37 @@ def test_one_failure_hides_nothing_and_what_needs_it_is_not_run(monkeypatch, tmp
     assert {name: one["status"] for name, one in record["parts"].items()} == {"model": "failed", "train": "not run", "settings": "ok"}
     assert record["parts"]["train"]["why"] == "it needs model"
     assert json.loads((tmp_path / "check.json").read_text())["parts"]["model"]["why"] == "the disk is full"
+
+
+def test_a_stop_ends_what_runs_and_keeps_what_was_done(tmp_path):
+    text = (
+        "import sys, subprocess\nsys.path[:0] = {path!r}\nimport gpu_check\nfrom gpu_check import Part\n"
+        "gpu_check.all_parts = lambda: [Part('environment', lambda f: {{'fine': 1}}, 9), Part('model', hang, 90), Part('later', hang, 90, alone=False)]\n"
+        "def hang(folder):\n    print('started', subprocess.Popen(['sleep', '77']).pid, flush=True)\n    subprocess.run(['sleep', '77'])\n"
+        "gpu_check.__file__ = __file__\ngpu_check.main()\n"
+    )
+    program = tmp_path / "program.py"
+    program.write_text(text.format(path=[str(BENCHMARKS)]))
+    process = subprocess.Popen([sys.executable, str(program), "--folder", str(tmp_path / "check")], stdout=subprocess.PIPE, text=True)
+    log = tmp_path / "check/model.log"
+    for _ in range(300):
+        if log.exists() and "started" in log.read_text():
+            break
+        time.sleep(0.1)
+    process.terminate()
+    said, _ = process.communicate(timeout=30)
+    assert "Stopped. What was done:" in said and "| environment | ok |" in said and "kept in" in said
+    assert is_gone(int(log.read_text().split()[-1])), "what it had started runs on"
+
+
+def test_a_full_disk_where_the_record_goes_is_said_and_stops_nothing(monkeypatch, tmp_path, capsys):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    check = outcomes(monkeypatch, tmp_path, model={"fine": 1}, settings={"fine": 1})
+    monkeypatch.setattr(gpu_check, "write_json", full)
+    record = check.run([Part("model", None, 9), Part("settings", None, 9)], 1)
+    assert list(record["parts"]) == ["model", "settings"] and "could not be written: [Errno 28]" in capsys.readouterr().out
 
 
 def test_what_has_not_begun_when_the_time_is_up_is_said_to_be_missing(monkeypatch, tmp_path):

@@ -591,6 +591,15 @@ def surroundings(folder: Path, name: str, card: bool) -> dict[str, str]:
     }  # fmt: skip
 
 
+RUNNING: set[int] = set()  # the parts' processes, each at the head of a group
+
+
+def end(pid: int) -> None:
+    """Ends a part's process with all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
 def run_part(part: Part, folder: Path, card: bool, seconds: float) -> Row:
     """Starts the part's process and waits; its result, or why there is none."""
     log, result = folder / f"{slug(part.name)}.log", folder / f"{slug(part.name)}.json"
@@ -599,15 +608,16 @@ def run_part(part: Part, folder: Path, card: bool, seconds: float) -> Row:
     command = [sys.executable, str(Path(__file__).resolve()), "--child", part.name, "--folder", str(folder)]
     with log.open("wb") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True, env=surroundings(folder, slug(part.name), card))
+        RUNNING.add(process.pid)
         try:
             code = process.wait(seconds)
             why = f"exit code {code}: {last_words(log)}" if code else ""
         except subprocess.TimeoutExpired:
             why = f"it was ended after {seconds:.0f} s: {last_words(log)}"
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with all that it started
+            end(process.pid)
             process.wait()
+            RUNNING.discard(process.pid)
     found = read_json(result, MADE_BY) if result.exists() and not why else {}
     why = why or found.pop("failed", "") or ("" if found else "it left no result")
     return {"status": "failed" if why else "ok", "took": round(time.monotonic() - began, 1), "why": why, "log": relative(log), "found": found}
@@ -630,10 +640,16 @@ class Check:
 
     def run(self, parts: list[Part], together: int) -> Row:
         """Those that are timed one after the other, the others `together` at once."""
-        for part in (part for part in parts if part.alone):
-            self.one(part)
         with concurrent.futures.ThreadPoolExecutor(together) as pool:
-            list(pool.map(self.one, (part for part in parts if not part.alone)))
+            try:
+                for part in (part for part in parts if part.alone):
+                    self.one(part)
+                list(pool.map(self.one, (part for part in parts if not part.alone)))
+            except BaseException:
+                self.ends = 0.0  # those that wait are not begun, and those that run are ended: they do not hear a Ctrl-C
+                for pid in list(RUNNING):
+                    end(pid)
+                raise
         return self.record
 
     def one(self, part: Part) -> None:
@@ -654,8 +670,11 @@ class Check:
         self.record["parts"][name] = {**outcome, **({"found": found} if "seconds_a_step" not in found else {})}
         self.record["runs"] += [found] if "seconds_a_step" in found else []
         self.record["machine"] = found.get("machine", self.record["machine"])
-        write_json(self.out.with_suffix(".json"), self.record)
-        write_text(self.out.with_suffix(".md"), report(self.record))
+        try:
+            write_json(self.out.with_suffix(".json"), self.record)
+            write_text(self.out.with_suffix(".md"), report(self.record))
+        except OSError as error:  # the table is printed at the end all the same
+            print(f"  the record could not be written: {error}", flush=True)
         print(f"  {name}: {outcome['status']}, {outcome['took']:.0f} s" + (f": {outcome['why']}" if outcome["why"] else ""), flush=True)
 
 
@@ -779,7 +798,11 @@ def whole(arguments: argparse.Namespace, folder: Path) -> int:
         print("No CUDA card: a rehearsal on the CPU with a model of two layers. Its figures say nothing about a GPU.", flush=True)
     out = arguments.out or (RESULTS / "gpu" if card and not arguments.parts else folder / "check")
     check = Check(folder, out, arguments.minutes, card)
-    check.run(parts, together(card))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the parts' processes are not left behind
+    try:
+        check.run(parts, together(card))
+    except KeyboardInterrupt:
+        print("\nStopped. What was done:")
     print("\n" + report(check.record) + f"\nkept in {relative(out.with_suffix('.json'))} and {relative(out.with_suffix('.md'))}")
     return int(any(one["status"] != "ok" for one in check.record["parts"].values()))
 
