@@ -18,11 +18,10 @@ sys.path.insert(0, str(BENCHMARKS))
 import gpu_check  # noqa: E402
 from gpu_check import Check, Part, chosen, compared, measured, report, run_part  # noqa: E402
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card: `make gpu-check` itself does all of this")
 RUN = {
     "name": "Unsloth, bf16", "backend": "unsloth", "precision": "bf16", "steps": 20, "steps_timed": 18, "seconds_a_step": 2.0, "timed": True,
     "generated_tokens_a_second": 1500.0, "trained_tokens_a_second": 9000.0, "generating_share": 0.6, "peak_bytes": 4_000_000_000,
-    "peak_of": "card", "reward": [0.1, 0.2],
+    "peak_of": "card", "peak_reserved_bytes": 5_000_000_000, "reward": [0.1, 0.2],
 }  # fmt: skip
 PLAIN = {**RUN, "name": "TRL, bf16", "backend": "trl", "seconds_a_step": 5.0, "peak_bytes": 10_000_000_000}
 
@@ -30,9 +29,11 @@ PLAIN = {**RUN, "name": "TRL, bf16", "backend": "trl", "seconds_a_step": 5.0, "p
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
     """One rehearsal of what needs a training, and the settings; the folder, the record, what was printed."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a card: `make gpu-check` itself does all of this")
     folder = tmp_path_factory.mktemp("gpu-check")
     command = [sys.executable, str(BENCHMARKS / "gpu_check.py"), "--folder", str(folder)]
-    parts = ["--parts", "environment", "settings", "Unsloth, fp32, killed and resumed"]
+    parts = ["--keep", "--parts", "environment", "settings", "Unsloth, fp32, killed and resumed"]
     done = subprocess.run(command + parts, capture_output=True, text=True, timeout=500)
     return folder, json.loads((folder / "check.json").read_text()), done
 
@@ -40,14 +41,14 @@ def rehearsal(tmp_path_factory):
 def test_every_part_of_the_rehearsal_does_well(rehearsal):
     folder, record, done = rehearsal
     said = {name: (one["status"], one["why"]) for name, one in record["parts"].items()}
-    wanted = ["environment", "settings", "model", "Unsloth, fp32, killed and resumed"]  # with what they need
+    wanted = ["environment", "model", "Unsloth, fp32, killed and resumed", "settings"]  # with what they need
     assert said == dict.fromkeys(wanted, ("ok", "")), done.stdout + done.stderr
     assert done.returncode == 0 and "rehearsal" in done.stdout and record["rehearsal"] is True
 
 
 def test_a_rehearsal_leaves_no_figures_where_those_of_cards_are_kept(rehearsal):
     folder, record, done = rehearsal
-    assert "check.json" in done.stdout and not any((BENCHMARKS / "results").glob("*rehears*"))
+    assert "check.json" in done.stdout and "make scale" not in done.stdout  # although --keep was said
     assert "a rehearsal, no figure of a GPU" in (folder / "check.md").read_text()
 
 
@@ -88,7 +89,7 @@ def test_the_killed_run_went_on_from_its_checkpoint(rehearsal):
 
 
 def test_offline_is_asked_for_and_nothing_is_installed(tmp_path):
-    around = gpu_check.surroundings(tmp_path, "model", card=False)
+    around = gpu_check.surroundings(tmp_path, "model", 60)
     assert around["HF_HUB_OFFLINE"] == around["GRPO_NO_INSTALL"] == around["UNSLOTH_DISABLE_STATISTICS"] == "1"
 
 
@@ -115,15 +116,16 @@ def script(tmp_path, monkeypatch, text):
 
 def test_a_part_that_fails_says_why_in_its_own_words(tmp_path, monkeypatch):
     script(tmp_path, monkeypatch, "print('loading')\nraise RuntimeError('CUDA error: no kernel image')")
-    outcome = run_part(Part("model", None, 60), tmp_path, False, 60)
+    outcome = run_part(Part("model", None, 60), tmp_path, 60)
     assert outcome["status"] == "failed" and outcome["why"] == "exit code 1: RuntimeError: CUDA error: no kernel image"
     assert "loading" in (tmp_path / "model.log").read_text()
 
 
 def test_a_part_that_hangs_is_ended_with_all_that_it_started(tmp_path, monkeypatch):
-    script(tmp_path, monkeypatch, "import subprocess\nprint('started', subprocess.Popen(['sleep', '77']).pid, flush=True)\nimport time\ntime.sleep(77)")
+    own = "subprocess.Popen(['sleep', '77'], start_new_session=True)"  # as a notebook's kernel has
+    script(tmp_path, monkeypatch, f"import subprocess, time\nprint('started', {own}.pid, flush=True)\ntime.sleep(77)")
     began = time.monotonic()
-    outcome = run_part(Part("model", None, 60), tmp_path, False, 2)
+    outcome = run_part(Part("model", None, 60), tmp_path, 2)
     assert "ended after 2 s" in outcome["why"] and time.monotonic() - began < 20
     assert is_gone(int((tmp_path / "model.log").read_text().split()[-1])), "what it had started runs on"
 
@@ -131,19 +133,19 @@ def test_a_part_that_hangs_is_ended_with_all_that_it_started(tmp_path, monkeypat
 def test_a_part_that_leaves_nothing_or_a_stale_result_did_not_do_well(tmp_path, monkeypatch):
     script(tmp_path, monkeypatch, "pass")
     (tmp_path / "model.json").write_text('{"parameters": 1}')  # of an earlier check
-    assert run_part(Part("model", None, 60), tmp_path, False, 60)["why"] == "it left no result"
+    assert run_part(Part("model", None, 60), tmp_path, 60)["why"] == "it left no result"
 
 
 def outcomes(monkeypatch, tmp_path, **by_name):
     """A check whose parts end as they are told to; the record."""
 
-    def told(part, folder, card, seconds):
+    def told(part, folder, seconds):
         found = by_name[part.name]
         why = found.pop("why", "")
         return {"status": "failed" if why else "ok", "took": 1.0, "why": why, "log": "x.log", "found": found}
 
     monkeypatch.setattr(gpu_check, "run_part", told)
-    return Check(tmp_path, tmp_path / "check", 10, True)
+    return Check(tmp_path, tmp_path / "check", 10)
 
 
 def test_one_failure_hides_nothing_and_what_needs_it_is_not_run(monkeypatch, tmp_path):
@@ -185,6 +187,42 @@ def test_a_full_disk_where_the_record_goes_is_said_and_stops_nothing(monkeypatch
     assert list(record["parts"]) == ["model", "settings"] and "could not be written: [Errno 28]" in capsys.readouterr().out
 
 
+def test_parts_that_end_at_once_are_all_kept(monkeypatch, tmp_path):
+    names = [f"part {i}" for i in range(40)]
+    check = outcomes(monkeypatch, tmp_path, **{name: {"fine": 1} for name in names})
+    check.run([Part(name, None, 9, alone=False) for name in names], 8)
+    assert set(json.loads((tmp_path / "check.json").read_text())["parts"]) == set(names)
+
+
+def test_a_part_that_is_run_again_is_added_to_the_record_and_takes_the_place_of_its_run(monkeypatch, tmp_path):
+    before = {"rehearsal": True, "machine": {}, "parts": {"model": {"status": "ok", "why": "", "took": 1}}, "runs": [RUN, PLAIN]}
+    (tmp_path / "check.json").write_text(json.dumps(before))
+    monkeypatch.setattr(gpu_check, "card", dict)
+    found = gpu_check.earlier(tmp_path / "check.json")
+    parts = [Part("model", None, 9), Part("TRL, bf16", None, 9, ("model",))]
+    assert chosen(parts, ["TRL, bf16"], ["model"]) == parts[1:] and chosen(parts, ["TRL, bf16"]) == parts
+    told = outcomes(monkeypatch, tmp_path, **{"TRL, bf16": {**PLAIN, "seconds_a_step": 7.0}})
+    record = Check(told.folder, told.out, 10, found).run(parts[1:], 1)
+    assert list(record["parts"]) == ["model", "TRL, bf16"]
+    assert {run["name"]: run["seconds_a_step"] for run in record["runs"]} == {"Unsloth, bf16": 2.0, "TRL, bf16": 7.0}
+    monkeypatch.setattr(gpu_check, "card", lambda: {"gpu": "NVIDIA T4"})
+    assert gpu_check.earlier(tmp_path / "check.json") is None  # of another machine
+
+
+@pytest.mark.parametrize("left, stops", [(gpu_check.SPARE - 1, True), (gpu_check.SPARE + 60, False)])
+def test_a_training_that_would_be_cut_off_is_asked_to_stop_and_its_figures_are_kept(monkeypatch, tmp_path, left, stops):
+    run = a_run(tmp_path / "run", [row(i, 2.0, 100 * i) for i in range(1, 6)], [{"from_step": 0}])
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"])
+    monkeypatch.setattr(gpu_check, "start", lambda *args: (process, run))
+    monkeypatch.setenv(gpu_check.UNTIL, str(time.time() + left))
+    assert gpu_check.train(tmp_path, "trl", "bf16", 20)["steps"] == 5 and (run / "stop").exists() is stops
+
+
+def test_a_record_of_a_card_is_never_called_a_rehearsal_and_the_other_way_round():
+    empty = {"date": "2026-11-30", "machine": {}, "parts": {}, "runs": []}
+    assert "rehearsal" not in report({**empty, "rehearsal": False}) and "rehearsal" in report({**empty, "rehearsal": True})
+
+
 def test_what_has_not_begun_when_the_time_is_up_is_said_to_be_missing(monkeypatch, tmp_path):
     check = outcomes(monkeypatch, tmp_path, model={"fine": 1})
     check.ends = time.monotonic()
@@ -223,21 +261,21 @@ def test_untimed_parts_run_beside_each_other_and_timed_ones_alone(monkeypatch, t
 
 
 def test_an_unknown_part_is_refused_with_those_there_are():
-    with pytest.raises(SystemExit, match="no part 'bf17' on this machine: there are environment; settings"):
+    with pytest.raises(SystemExit, match="no part 'bf17' on this machine: there are environment; model"):
         chosen(gpu_check.all_parts(), ["bf17"])
 
 
 @pytest.mark.parametrize(
     "bf16, expected",
-    [(True, ["Unsloth, bf16", "TRL, bf16", "Unsloth, fp16, killed and resumed", "TRL, fp16", "merge", "notebooks"]),
-     (False, ["Unsloth, fp16", "TRL, fp16", "Unsloth, fp16, killed and resumed", "merge", "notebooks"])],
+    [(True, ["Unsloth, bf16", "TRL, bf16", "notebooks", "Unsloth, fp16, killed and resumed", "TRL, fp16", "merge", "settings"]),
+     (False, ["Unsloth, fp16", "TRL, fp16", "notebooks", "Unsloth, fp16, killed and resumed", "merge", "settings"])],
 )  # fmt: skip
 def test_on_a_card_there_are_both_backends_in_both_precisions_and_the_notebooks(monkeypatch, bf16, expected):
     monkeypatch.setattr(gpu_check, "on_card", lambda: True)
     monkeypatch.setattr(gpu_check, "has_bf16", lambda: bf16)
     parts = gpu_check.all_parts()
-    assert [part.name for part in parts] == ["environment", "settings", "model", *expected]
-    assert [part.name for part in parts if part.alone][3:] == expected[:2]  # only what nothing disturbs is timed
+    assert [part.name for part in parts] == ["environment", "model", *expected]
+    assert [part.name for part in parts if part.alone][2:] == expected[:2]  # only what nothing disturbs is timed
     assert next(part for part in parts if part.name == "merge").needs == (expected[0],)
 
 
@@ -260,7 +298,7 @@ def a_run(folder, rows, attempts):
 
 
 def row(step, seconds, tokens, **more):
-    return {"step": step, "reward": 0.5, "step_time": seconds, "time/generating": 1.0, "time/scoring": 0.5, "num_tokens": tokens,
+    return {"step": step, "reward": 0.5, "time/step": seconds, "time/generating": 1.0, "time/scoring": 0.5, "num_tokens": tokens,
             "completions/mean_length": 10.0, "loss": 0.1, "grad_norm": 1.0, **more}  # fmt: skip
 
 
@@ -268,14 +306,14 @@ def test_figures_are_those_worked_out_by_hand_without_the_first_steps_of_each_pr
     # the rehearsal's batch has 8 completions; steps 1, 2, 5 and 6 begin a process
     rows = [row(1, 99, 100), row(2, 99, 200), row(3, 2.5, 500), row(4, 3.5, 800), row(5, 99, 900), row(6, 99, 1000), row(7, 4.5, 1600)]
     found = measured(a_run(tmp_path / "run", rows, [{"from_step": 0}, {"from_step": 4}]), "trl", "bf16")
-    assert found["steps"] == 7 and found["steps_timed"] == 3 and found["seconds_a_step"] == 3.5
+    assert found["steps"] == 7 and found["steps_timed"] == 3 and found["seconds_a_step"] == 3.5 == 10.5 / 3
     assert found["generating_share"] == pytest.approx(3 / 10.5)
     assert found["generated_tokens_a_second"] == pytest.approx(3 * 80 / 3)
     assert found["trained_tokens_a_second"] == pytest.approx((300 + 300 + 600) / (10.5 - 3 - 1.5))
     assert found["peak_bytes"] == 7 and "failed" not in found
 
 
-@pytest.mark.parametrize("kind, step, fails", [("bf16", 1, True), ("bf16", 4, True), ("fp16", 1, False), ("fp16", 4, True)])
+@pytest.mark.parametrize("kind, step, fails", [("bf16", 1, True), ("bf16", 4, True), ("fp16", 3, False), ("fp16", 4, True)])
 def test_a_loss_that_is_not_finite_fails_except_while_fp16_looks_for_its_scale(tmp_path, kind, step, fails):
     rows = [row(i, 1.9, 100 * i, **({"grad_norm": float("nan")} if i == step else {})) for i in range(1, 5)]
     found = measured(a_run(tmp_path / "run", rows, [{"from_step": 0}]), "unsloth", kind)
@@ -295,8 +333,8 @@ def test_the_table_says_the_machine_the_versions_and_what_failed():
     })  # fmt: skip
     assert text.startswith("# GPU check: NVIDIA T4\n") and "2026-11-30" in text and "torch 2.13.0" in text
     assert "| TRL, fp16 | failed | 3 s | out of \\| memory |" in text
-    assert "| Unsloth, bf16 | 2.00 | 1,500 | 9,000 | 60% | 4.00 GB of the card | 20 (18 timed) | 0.100 → 0.200 |" in text
-    assert "| TRL, bf16 | – | – | – | – | 10.00 GB of the card | 20 |" in text
+    assert "| Unsloth, bf16 | 2.00 | 1,500 | 9,000 | 60% | 4.00 GB of tensors, 5.00 reserved | 20 (18 timed) | 0.100 → 0.200 |" in text
+    assert "| TRL, bf16 | – | – | – | – | 10.00 GB of tensors, 5.00 reserved | 20 |" in text
     assert len({line.count("|") - line.count("\\|") for line in text.splitlines() if line.startswith("|")} - {5}) == 1
 
 

@@ -96,7 +96,8 @@ def test_the_most_memory_is_of_the_card_where_there_is_one_and_of_the_process_el
     assert here["of"] == "process" and here["bytes"] > 1e8
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 123)
-    assert training.peak_memory() == {"of": "card", "bytes": 123}
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 456)
+    assert training.peak_memory() == {"of": "card", "bytes": 123, "reserved": 456}
 
 
 def test_where_nothing_may_be_installed_a_notebook_goes_on_with_what_is_there(monkeypatch, capsys):

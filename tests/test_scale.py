@@ -1,6 +1,7 @@
 """The page on scale is what the module makes now, and its formulas hold where they can be checked without a GPU."""
 
 import json
+import re
 import math
 import shlex
 import shutil
@@ -203,6 +204,11 @@ def test_without_a_measurement_the_page_says_so_and_names_the_command(tmp_path):
     assert "is not there" in said and "make gpu-check" in said
 
 
+def test_a_measurement_without_a_timed_run_is_said(tmp_path):
+    (tmp_path / "gpu.json").write_text('{"machine": {"gpu": "NVIDIA T4"}, "runs": [{"seconds_a_step": 41.0, "timed": false}]}')
+    assert "no timed run on NVIDIA T4" in scale.calibrated(tmp_path / "gpu.json")
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"runs": 3}', '{"runs": [3]}', '{"machine": 1, "runs": []}', "null"])
 def test_a_damaged_measurement_is_said_and_not_raised(tmp_path, text):
     (tmp_path / "gpu.json").write_text(text)
@@ -210,11 +216,20 @@ def test_a_damaged_measurement_is_said_and_not_raised(tmp_path, text):
 
 
 def test_a_measurement_stands_beside_the_computed_figure_of_its_card_whatever_it_lacks(tmp_path):
-    runs = [{"name": "1.5B, vLLM", "seconds_a_step": 7.25, "peak_bytes": 51_000_000_000}, {"generating_share": None}]
+    runs = [
+        {"name": "Unsloth, bf16", "timed": True, "seconds_a_step": 7.25, "peak_bytes": 51_000_000_000, "tokens_at_most": 128},
+        {"name": "TRL, fp16", "timed": False, "seconds_a_step": 41.0}, {"timed": True, "generating_share": None},
+    ]  # fmt: skip
     (tmp_path / "gpu.json").write_text(json.dumps({"machine": {"gpu": "NVIDIA H100 80GB HBM3"}, "runs": runs}))
-    said = scale.calibrated(tmp_path / "gpu.json", {"T4": 56.0, "H100": 5.9})
-    assert "NVIDIA H100 80GB HBM3" in said and "5.9 s a step" in said and "not there" not in said
-    assert "| 1.5B, vLLM | 7.2 | – | – | 51,000,000,000 | – |" in said and "| – | – | – | – | – | – |" in said
+    said = scale.calibrated(tmp_path / "gpu.json")
+    assert "NVIDIA H100 80GB HBM3" in said and "64 completions of at most 128 tokens" in said and "not there" not in said
+    assert "| Unsloth, bf16 | 7.2 | – | – | 51,000,000,000 | – |" in said and "| – | – | – | – | – | – |" in said
+    assert "fp16" not in said, "a run beside which something else ran has no times"
+    seconds = [float(re.search(r"computed for plain TRL: ([\d.]+) \(", scale.as_computed(gpu, limit) + " (")[1])
+               for gpu, limit in (("Tesla T4", 128), ("NVIDIA H100", 128), ("NVIDIA H100", 512))]  # fmt: skip
+    assert seconds[0] > seconds[1] < seconds[2]
+    (tmp_path / "gpu.json").write_text(json.dumps({"machine": {"gpu": "NVIDIA A100"}, "runs": runs[:1]}))
+    assert "no rung below has this card" in scale.calibrated(tmp_path / "gpu.json")
 
 
 @pytest.mark.parametrize("file, entry, command", [

@@ -71,6 +71,9 @@ def execute(name: str, folder: Path, parameters: dict[str, Any]) -> float:
     from papermill.exceptions import PapermillExecutionError
     from traitlets.config import Config
 
+    os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # this environment's kernel, not one in the home folder
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    os.environ.setdefault(QUIET, "1")  # nobody watches these notebooks: the live view draws its last state only
     copy = folder / "executed" / f"{name}.ipynb"
     copy.parent.mkdir(parents=True, exist_ok=True)
     ticker = Ticker(name, folder)
@@ -95,9 +98,6 @@ def run(
     names: tuple[str, ...] = ROAD, outputs: str | Path = "outputs", parameters: dict[str, dict[str, Any]] | None = None
 ) -> dict[str, float]:
     """Runs the notebooks in order; returns the seconds of each. Parameters: by notebook name."""
-    os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # this environment's kernel, not one in the home folder
-    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
-    os.environ.setdefault(QUIET, "1")  # nobody watches these notebooks: the live view draws its last state only
     folder = output_folder(outputs)
     seconds = {}
     for name in names:

@@ -29,7 +29,7 @@ BY_GROUP = "frac_reward_zero_std"
 STATE = "trainer_state.json"  # where transformers' Trainer keeps its log
 LOGGED = {  # by TRL, transformers and this project; what else stands in a log, a reward has put there with log_metric
     "step", "epoch", "loss", "grad_norm", "learning_rate", "reward", "reward_std", "frac_reward_zero_std", "entropy", "kl",
-    "num_tokens", "step_time", "temperature", "time/generating", "time/scoring", "completions/clipped_ratio",
+    "num_tokens", "step_time", "temperature", "time/generating", "time/scoring", "time/step", "completions/clipped_ratio",
     "completions/duplicate_share", "aux_loss", "policy_loss", "entropy_coef", "cispo_clip_ratio", "clip_ratio",
     "completion_length", "num_input_tokens_seen", "train_tokens_per_second", "total_flos",
     *(f"completions/{which}{kind}_length" for which in ("mean", "min", "max") for kind in ("", "_terminated")),

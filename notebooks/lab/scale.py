@@ -25,7 +25,7 @@ import rewards
 from sandbox import Sandbox
 
 from lab import guard
-from lab.files import ROOT, read_json, write_text
+from lab.files import ROOT, write_text
 from lab.presets import ENOUGH, PRESETS, REAL, Setting, batches
 
 PAGE = ROOT / "notebooks" / "SCALE.md"
@@ -502,21 +502,36 @@ def wanted(found: Mapping[str, Any], key: str, file: str, command: str) -> Any:
     return found[key]
 
 
-def calibrated(path: Path = RESULTS / "gpu.json", computed: Mapping[str, float] | None = None) -> str:
-    """What `make gpu-check` measured, beside `computed` (seconds a step by card); a sentence where nothing can be read."""
+def calibrated(path: Path = RESULTS / "gpu.json") -> str:
+    """What `make gpu-check` measured, beside what is computed here for its work; a sentence where nothing can be read."""
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
     if not path.is_file():
-        return f"`{name}`, which `make gpu-check` makes, is not there: no assumption about a GPU was checked."
+        return f"`{name}`, where `make gpu-check ARGS=--keep` puts its record, is not there: no assumption about a GPU was checked."
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         gpu, runs = str((found.get("machine") or {}).get("gpu", "an unnamed GPU")), [dict(run) for run in found["runs"]]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"`{name}` cannot be read ({type(error).__name__}: {error}): run `make gpu-check` again."
-    beside = next((seconds for card, seconds in (computed or {}).items() if card.removeprefix("RTX ") in gpu), None)
+    runs = [run for run in runs if run.get("timed")]  # beside the others something else was running
+    if not runs:
+        return f"`{name}` has no timed run on {gpu}: run `make gpu-check` again."
     rows = [[run.get("name", "–"), *(two(run.get(key)) for key in MEASURED_FIELDS)] for run in runs]
     text = table(["run", "s a step", "generated tokens a s", "trained tokens a s", "peak bytes", "generating, share"], rows)
-    seconds = f"computed below for 1.5B on this card: {two(beside)} s a step" if beside else "no rung below has this card"
-    return f"Measured on {gpu} (`{name}`; {seconds}; a run's name says its model and shape):\n\n{text}"
+    limit = next((run["tokens_at_most"] for run in runs if run.get("tokens_at_most")), CHECKED.limit)
+    work = f"1.5B in 4 bits, plain generation, {CHECKED.completions} completions of at most {limit} tokens"
+    return f"Measured on {gpu} (`{name}`; {work}; {as_computed(gpu, limit)}):\n\n{text}"
+
+
+CHECKED = Work(prompts=8, group=8, limit=128)  # a step of `make gpu-check`
+
+
+def as_computed(gpu: str, limit: int) -> str:
+    """Seconds a step of that work by the formulas of this page, on the rung that has this card."""
+    cluster = next((one for one in LADDER if one.cards == 1 and one.card.name.removeprefix("RTX ") in gpu), None)
+    if cluster is None:
+        return "no rung below has this card"
+    setup = Setup(cluster, SMALL, replace(CHECKED, limit=limit), in_4bit=True, vllm=False, groups=2)
+    return f"computed for plain TRL: {ranged(around(lambda v: step(setup, v).seconds))} s a step"
 
 
 MEASURED_FIELDS = ("seconds_a_step", "generated_tokens_a_second", "trained_tokens_a_second", "peak_bytes", "generating_share")
@@ -738,10 +753,9 @@ def page() -> str:
     chosen = [choose(cluster, model) for cluster in LADDER for model in MODELS]
     found = {(one.cluster.name, one.model.name): one for one in chosen if one.peak < math.inf}
     scored, on = reward_rows()
-    computed = {cluster.card.name: step(found[cluster.name, "1.5B"], values()).seconds for cluster in LADDER[:3]}
     tables = {
         "ladder": ladder([one for at, one in found.items() if at != ("T4", "7B")]), "out": first_out(found),
-        "cards": more_cards(), "rewards": scored, "assumed": assumptions(), "calibrated": calibrated(computed=computed),
+        "cards": more_cards(), "rewards": scored, "assumed": assumptions(), "calibrated": calibrated(),
     }  # fmt: skip
     return folded(TEXT.format(**tables, **prose(found, on), **waiting()))
 
@@ -752,8 +766,8 @@ TEXT = r"""
 What changes when the card gets larger, and when there are more of them. **Every GPU time from the ladder on is computed, none
 is measured**: from datasheets, the shapes of the models and the assumptions at the end. Measured is CPU work (`make bench`,
 `make bench-training`): three rewards in pure Python take {python} µs for a completion, the sandbox {job} ms, our callbacks
-{callbacks} ms a step. `make gpu-check` on a CUDA machine measures what is assumed here. `make scale` makes this page. A range
-is what the assumptions allow: each moved alone, their effects added as if independent.
+{callbacks} ms a step. `make gpu-check` on a CUDA machine measures plain generation, training and memory, of which much is
+assumed here; not vLLM and not several cards. `make scale` makes this page. A range is what the assumptions allow: each moved alone, their effects added as if independent.
 
 {calibrated}
 
@@ -770,7 +784,7 @@ bits (one card: `{{"load_in_4bit": True}}`), sharded weights (several). 32B fits
 ({t4_7b}).
 
 - **One card** is notebook 03 as it is. A T4 samples by plain generation, in fp16. From 24 GB on vLLM samples in the same card
-  and on the same copy of the weights (Unsloth), once it is installed (`pip install vllm`); until then, generation is plain there
+  and on the same copy of the weights (Unsloth), once it is installed (vLLM pins a torch of its own: in another environment); until then, generation is plain there
   too.
 - **Several cards, a copy on each** (1.5B, 7B): with `BACKEND = "trl"`, as nobody here has seen Unsloth's vLLM in several
   processes. TRL's stands in each card beside the training, on a second copy of the weights that it gets anew at every step. Two

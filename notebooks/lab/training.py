@@ -61,12 +61,12 @@ def effective(config: Any) -> Row:
 
 
 def peak_memory() -> Row:
-    """The most memory this process held at once, in `bytes`, and what of: the `card` (torch's tensors on it), or the
-    `process` where there is none. Where the system does not say, bytes is None."""
+    """The most memory this process held at once, in `bytes`, and what of: the `card` (torch's tensors on it, and what torch
+    has `reserved` for them), or the `process` where there is none. Where the system does not say, bytes is None."""
     import torch
 
     if torch.cuda.is_available():
-        return {"of": "card", "bytes": torch.cuda.max_memory_allocated()}
+        return {"of": "card", "bytes": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
     try:
         import resource  # Windows has none
     except ImportError:
@@ -219,12 +219,14 @@ class Run(Part):
     def on_step_begin(self, args, state, control, **kwargs) -> None:
         self.generated = generates_next(self.trainer)
         self.before_step = (random_states(), state.num_input_tokens_seen)
+        self.step_began = time.perf_counter()
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs) -> None:
         self.in_optimizer = True
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
         self.in_optimizer = False
+        metric(self.trainer, "time/step", self._seconds_of_the_step())
         if self.generated:
             metric(self.trainer, "completions/duplicate_share", duplicate_share(self._groups()))
         if self.main and (self.folder / STOP).exists():
@@ -236,6 +238,15 @@ class Run(Part):
         self.between_batches = generates_next(self.trainer)
         self.before_step = (random_states(), state.num_input_tokens_seen)  # what follows belongs to this step still
         self.halt(control)
+
+    def _seconds_of_the_step(self) -> float:
+        """All of it, with the optimiser. TRL's `step_time` ends before that, and on a card while the last backward pass
+        is still under way there."""
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter() - self.step_began
 
     def on_log(self, args, state, control, logs=None, **kwargs) -> None:
         if not getattr(args, "beta", 1):

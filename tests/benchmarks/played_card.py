@@ -103,6 +103,7 @@ def on_the_cpu() -> Any:
                 return args[0]
             if function is torch.device and args and here(args[0]) is not args[0]:
                 return torch.device("cpu")
+            kwargs.pop("pin_memory", None)
             if "device" in kwargs:
                 kwargs["device"] = here(kwargs["device"])
             if name == "to":
