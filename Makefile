@@ -16,8 +16,8 @@ $(VENV)/.ready: requirements.txt notebooks/lab/setup.py
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): install Python 3.11 or newer, or name one: make run PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) notebooks/lab/setup.py --venv $(VENV)
 
-run: $(VENV)/.ready  ## run notebooks 01 to 05 and show the evidence (about ten minutes on two cores)
-	@$(PY) -m lab.run
+run: $(VENV)/.ready  ## run notebooks 01 to 05 and show the evidence (about ten minutes on two cores; MODEL=starter: on a GPU too)
+	@$(PY) -m lab.run $(if $(MODEL),--model $(MODEL))
 
 run-all: $(VENV)/.ready  ## the same, and the notebooks beside the road: 00, 06, 07 (about seventeen minutes)
 	@$(PY) -m lab.run --all

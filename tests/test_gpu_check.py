@@ -151,7 +151,11 @@ def outcomes(monkeypatch, tmp_path, **by_name):
 def test_one_failure_hides_nothing_and_what_needs_it_is_not_run(monkeypatch, tmp_path):
     check = outcomes(monkeypatch, tmp_path, model={"why": "the disk is full"}, settings={"fine": 1})
     record = check.run([Part("model", None, 9), Part("train", None, 9, ("model",)), Part("settings", None, 9)], 1)
-    assert {name: one["status"] for name, one in record["parts"].items()} == {"model": "failed", "train": "not run", "settings": "ok"}
+    assert {name: one["status"] for name, one in record["parts"].items()} == {
+        "model": "failed",
+        "train": "not run",
+        "settings": "ok",
+    }
     assert record["parts"]["train"]["why"] == "it needs model"
     assert json.loads((tmp_path / "check.json").read_text())["parts"]["model"]["why"] == "the disk is full"
 
@@ -159,13 +163,16 @@ def test_one_failure_hides_nothing_and_what_needs_it_is_not_run(monkeypatch, tmp
 def test_a_stop_ends_what_runs_and_keeps_what_was_done(tmp_path):
     text = (
         "import sys, subprocess\nsys.path[:0] = {path!r}\nimport gpu_check\nfrom gpu_check import Part\n"
-        "gpu_check.all_parts = lambda: [Part('environment', lambda f: {{'fine': 1}}, 9), Part('model', hang, 90), Part('later', hang, 90, alone=False)]\n"
+        "gpu_check.all_parts = lambda: [Part('environment', lambda f: {{'fine': 1}}, 9), "
+        "Part('model', hang, 90), Part('later', hang, 90, alone=False)]\n"
         "def hang(folder):\n    print('started', subprocess.Popen(['sleep', '77']).pid, flush=True)\n    subprocess.run(['sleep', '77'])\n"
         "gpu_check.__file__ = __file__\ngpu_check.main()\n"
     )
     program = tmp_path / "program.py"
     program.write_text(text.format(path=[str(BENCHMARKS)]))
-    process = subprocess.Popen([sys.executable, str(program), "--folder", str(tmp_path / "check")], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, str(program), "--folder", str(tmp_path / "check")], stdout=subprocess.PIPE, text=True
+    )
     log = tmp_path / "check/model.log"
     for _ in range(300):
         if log.exists() and "started" in log.read_text():
@@ -304,7 +311,15 @@ def row(step, seconds, tokens, **more):
 
 def test_figures_are_those_worked_out_by_hand_without_the_first_steps_of_each_process(tmp_path):
     # the rehearsal's batch has 8 completions; steps 1, 2, 5 and 6 begin a process
-    rows = [row(1, 99, 100), row(2, 99, 200), row(3, 2.5, 500), row(4, 3.5, 800), row(5, 99, 900), row(6, 99, 1000), row(7, 4.5, 1600)]
+    rows = [
+        row(1, 99, 100),
+        row(2, 99, 200),
+        row(3, 2.5, 500),
+        row(4, 3.5, 800),
+        row(5, 99, 900),
+        row(6, 99, 1000),
+        row(7, 4.5, 1600),
+    ]
     found = measured(a_run(tmp_path / "run", rows, [{"from_step": 0}, {"from_step": 4}]), "trl", "bf16")
     assert found["steps"] == 7 and found["steps_timed"] == 3 and found["seconds_a_step"] == 3.5 == 10.5 / 3
     assert found["generating_share"] == pytest.approx(3 / 10.5)
@@ -329,11 +344,15 @@ def test_unsloth_is_set_beside_plain_trl_by_ratios(tmp_path):
 def test_the_table_says_the_machine_the_versions_and_what_failed():
     text = report({
         "rehearsal": False, "date": "2026-11-30", "machine": {"gpu": "NVIDIA T4", "versions": {"torch": "2.13.0"}},
-        "parts": {"TRL, fp16": {"status": "failed", "took": 3.0, "why": "out of | memory", "log": "x"}}, "runs": [RUN, {**PLAIN, "timed": False}],
+        "parts": {"TRL, fp16": {"status": "failed", "took": 3.0, "why": "out of | memory", "log": "x"}},
+        "runs": [RUN, {**PLAIN, "timed": False}],
     })  # fmt: skip
     assert text.startswith("# GPU check: NVIDIA T4\n") and "2026-11-30" in text and "torch 2.13.0" in text
     assert "| TRL, fp16 | failed | 3 s | out of \\| memory |" in text
-    assert "| Unsloth, bf16 | 2.00 | 1,500 | 9,000 | 60% | 4.00 GB of tensors, 5.00 reserved | 20 (18 timed) | 0.100 → 0.200 |" in text
+    assert (
+        "| Unsloth, bf16 | 2.00 | 1,500 | 9,000 | 60% | 4.00 GB of tensors, 5.00 reserved | 20 (18 timed) | 0.100 → 0.200 |"
+        in text
+    )
     assert "| TRL, bf16 | – | – | – | – | 10.00 GB of tensors, 5.00 reserved | 20 |" in text
     assert len({line.count("|") - line.count("\\|") for line in text.splitlines() if line.startswith("|")} - {5}) == 1
 
@@ -341,7 +360,9 @@ def test_the_table_says_the_machine_the_versions_and_what_failed():
 def test_make_takes_another_python_as_it_is_and_sets_up_its_own_otherwise():
     def asked(*more):
         around = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-        done = subprocess.run(["make", "-n", "-B", "gpu-check", *more], cwd=BENCHMARKS.parents[1], capture_output=True, text=True, env=around)
+        done = subprocess.run(
+            ["make", "-n", "-B", "gpu-check", *more], cwd=BENCHMARKS.parents[1], capture_output=True, text=True, env=around
+        )
         return done.stdout
 
     assert "lab/setup.py" in asked() and "lab/setup.py" not in asked("PY=python3")

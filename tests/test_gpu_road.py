@@ -36,7 +36,13 @@ def test_the_loader_gets_the_type_that_the_settings_train_in(monkeypatch, card, 
 
 @pytest.mark.parametrize(
     "settings, full, expected",
-    [(BF16, False, torch.bfloat16), (FP16, False, torch.float16), (BF16, True, torch.float32), (NEITHER, False, torch.float32), (None, False, torch.float32)],
+    [
+        (BF16, False, torch.bfloat16),
+        (FP16, False, torch.float16),
+        (BF16, True, torch.float32),
+        (NEITHER, False, torch.float32),
+        (None, False, torch.float32),
+    ],
 )
 def test_the_standard_road_loads_that_type_too_and_trains_all_weights_in_32_bits(settings, full, expected):
     model, _ = policy.load_plain(str(STARTER_POLICY), load_in_4bit=False, full_finetuning=full, settings=settings)
@@ -47,12 +53,31 @@ def test_every_notebook_loads_the_model_of_that_name_and_no_other():
     """For a Hub name Unsloth takes another repository on a card, quantized before, and with vLLM a third one."""
     calls = 0
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        source = "\n".join("".join(cell["source"]) for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code")
+        source = "\n".join(
+            "".join(cell["source"]) for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"
+        )
         for call in re.finditer(r"FastLanguageModel\.from_pretrained\((?:[^()]|\([^()]*\))*\)", source):
             calls += 1
             shared = re.search(r"loading = \{[^}]*use_exact_model_name", source) if "**loading" in call[0] else None
             assert "use_exact_model_name" in call[0].replace(" ", "") or shared, f"{path.name}: {call[0]}"
     assert calls >= 6
+
+
+def test_the_starter_policy_can_be_asked_for_where_a_real_model_is_the_default(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert policy.choose_model("auto") == policy.GPU_MODEL and policy.choose_model("a/b") == "a/b"
+    assert policy.choose_model("starter") == str(STARTER_POLICY)
+
+
+@pytest.mark.parametrize("more, given", [(["--model", "starter"], {"MODEL": "starter"}), ([], None)])
+def test_make_run_hands_a_model_to_the_three_notebooks_that_load_one(monkeypatch, more, given):
+    from lab import run
+
+    asked = []
+    monkeypatch.setattr(run, "run", lambda names, outputs, parameters: asked.append(parameters) or {})
+    monkeypatch.setattr("sys.argv", ["lab.run", *more])
+    run.main()
+    assert asked == [dict.fromkeys(run.ROAD[:3], given) if given else None]
 
 
 @pytest.mark.parametrize("beta, kept", [(0.0, False), (0.02, True)])
@@ -76,14 +101,18 @@ class Model:
         self.calls.append(use_gradient_checkpointing)
 
 
-@pytest.mark.parametrize("was_training, recorded, calls", [(True, "unsloth", ["unsloth"]), (True, None, [True]), (False, "unsloth", [])])
+@pytest.mark.parametrize(
+    "was_training, recorded, calls", [(True, "unsloth", ["unsloth"]), (True, None, [True]), (False, "unsloth", [])]
+)
 def test_held_out_answers_leave_unsloths_model_training_as_it_was(monkeypatch, was_training, recorded, calls):
     import trl.models
 
     model = Model(was_training)
     if recorded:
         model._unsloth_gradient_checkpointing = recorded
-    trainer = SimpleNamespace(model=model, model_wrapped=model, accelerator=None, args=SimpleNamespace(gradient_checkpointing=True))
+    trainer = SimpleNamespace(
+        model=model, model_wrapped=model, accelerator=None, args=SimpleNamespace(gradient_checkpointing=True)
+    )
     monkeypatch.setattr(trl.models, "unwrap_model_for_generation", lambda *args: contextlib.nullcontext(model))
     monkeypatch.setattr(training, "sample", lambda *args, **more: model.train(False) or ["answers"])
     part = SimpleNamespace(trainer=trainer, tokenizer=None, rows=[], max_new_tokens=8, batch_size=4)

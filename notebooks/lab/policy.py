@@ -20,12 +20,13 @@ Messages = list[dict[str, str]]
 
 
 def choose_model(name: str = "auto", on_gpu: str = GPU_MODEL) -> str:
-    """The model to load: `auto` is a real instruct model on a CUDA GPU, the starter policy elsewhere."""
+    """The model to load: `auto` is a real instruct model on a CUDA GPU, the starter policy elsewhere; `starter` is that
+    policy on any machine."""
     import torch
 
-    if name != "auto":
+    if name not in ("auto", "starter"):
         return name
-    return on_gpu if torch.cuda.is_available() else str(STARTER_POLICY)
+    return on_gpu if name == "auto" and torch.cuda.is_available() else str(STARTER_POLICY)
 
 
 def precision() -> dict[str, bool]:
@@ -78,8 +79,9 @@ def load_plain(
 ) -> tuple[Any, Any]:
     """Model and tokenizer by transformers, in 4 bits (NF4, double quantization) by bitsandbytes.
 
-    The weights are of the type that `settings` train in (`bf16`, `fp16`), or that the card has. Each process takes its own card. Where the weights will be sharded they are not placed at all, and GRPOConfig
-    must have been made before: DeepSpeed splits them while they load.
+    The weights are of the type that `settings` train in (`bf16`, `fp16`), or that the card has. Each process takes its
+    own card. Where the weights will be sharded they are not placed at all, and GRPOConfig must have been made before:
+    DeepSpeed splits them while they load.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig

@@ -168,6 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--outputs", default="outputs", help="folder for everything written")
     parser.add_argument("--all", action="store_true", help="the notebooks beside the road too")
+    parser.add_argument("--model", help="MODEL of notebooks 01 to 03: starter, a Hub name or an absolute path (default: auto)")
     parser.add_argument("--upto", choices=ROAD, help="the last notebook to run")
     arguments = parser.parse_args()
     names = EVERY if arguments.all else ROAD
@@ -175,7 +176,7 @@ def main() -> None:
         names = ROAD[: ROAD.index(arguments.upto) + 1]
     print(f"Running {len(names)} notebooks; everything is written under {arguments.outputs}/.", flush=True)
     try:
-        seconds = run(names, arguments.outputs)
+        seconds = run(names, arguments.outputs, {name: {"MODEL": arguments.model} for name in ROAD[:3]} if arguments.model else None)
     except NotebookError as error:
         raise SystemExit(f"\n{error}") from None
     if ROAD[-1] in seconds:

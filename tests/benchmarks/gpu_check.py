@@ -142,7 +142,13 @@ def has_bf16() -> bool:
 
 def environment(folder: Path) -> Row:
     """Each line for itself: what works, and what does not with its error."""
-    checks = {"driver": driver, "torch": torch_works, "Triton": triton_works, "bitsandbytes": bitsandbytes_works, "Unsloth": unsloth_works}
+    checks = {
+        "driver": driver,
+        "torch": torch_works,
+        "Triton": triton_works,
+        "bitsandbytes": bitsandbytes_works,
+        "Unsloth": unsloth_works,
+    }
     found: Row = {"machine": machine(), "pins": pins(), "checks": {}}
     for name, check in checks.items():
         try:
@@ -269,7 +275,9 @@ def unsloth_works() -> Row:
 
     replaced = trl.GRPOTrainer.__name__ != "GRPOTrainer"
     if replaced != on_card():
-        raise RuntimeError(f"the trainer is {trl.GRPOTrainer.__name__}, which is the road for {'a CPU' if on_card() else 'a card'}")
+        raise RuntimeError(
+            f"the trainer is {trl.GRPOTrainer.__name__}, which is the road for {'a CPU' if on_card() else 'a card'}"
+        )
     return {"said": f"unsloth {unsloth.__version__}, trainer: {trl.GRPOTrainer.__name__}"}
 
 
@@ -312,7 +320,16 @@ HOOKS = {
     "_get_train_sampler": ["dataset"], "_log_completion_extra": ["column", "values"], "_tokenize_prompts": ["prompts"],
     "_save_checkpoint": ["model", "trial"],
 }  # fmt: skip
-ATTRIBUTES = ("_logs", "_metrics", "_step", "temperature", "num_generations", "reward_weights", "reward_funcs", "reward_func_names")
+ATTRIBUTES = (
+    "_logs",
+    "_metrics",
+    "_step",
+    "temperature",
+    "num_generations",
+    "reward_weights",
+    "reward_funcs",
+    "reward_func_names",
+)
 
 
 def gone(trainer: type) -> list[str]:
@@ -347,7 +364,12 @@ def pretended(bf16: bool) -> Iterator[None]:
 
     import torch
 
-    has = {"is_available": True, "is_bf16_supported": bf16, "get_device_capability": (9, 0) if bf16 else (7, 5), "device_count": 1}
+    has = {
+        "is_available": True,
+        "is_bf16_supported": bf16,
+        "get_device_capability": (9, 0) if bf16 else (7, 5),
+        "device_count": 1,
+    }
     with contextlib.ExitStack() as stack:
         for name, value in has.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, lambda *args, value=value, **more: value))
@@ -416,11 +438,11 @@ def make_model(folder: Path) -> Row:
 def parameters(folder: Path, backend: str, kind: str, steps: int) -> Row:
     """What notebook 03 gets: the same for both backends."""
     which = {"bf16": kind == "bf16", "fp16": kind == "fp16"}
+    saves = size().save_steps if steps == size().short else steps  # the long runs are timed: no checkpoint falls into them
     return {
         "MODEL": str(folder / "base"), "BACKEND": backend, "MAX_STEPS": steps, "OUTPUTS": str(folder / f"{backend}-{kind}"),
         **size().parameters, "EVAL_EVERY": 0, "SHOW_EVERY": 0, "WATCH_REWARDS": False, "STOP_WHEN_CRITICAL": False,
-        # long runs are timed: no checkpoint falls into them
-        "MORE_SETTINGS": {**size().more, **which, "save_steps": size().save_steps if steps == size().short else steps, "logging_steps": 1},
+        "MORE_SETTINGS": {**size().more, **which, "save_steps": saves, "logging_steps": 1},
     }  # fmt: skip
 
 
@@ -487,7 +509,11 @@ def measured(run: Path, backend: str, kind: str) -> Row:
     among them. Trained tokens are those of prompts and completions, in the seconds that neither generate nor score.
     """
     record, rows = read_json(run / "run.json", MADE_BY), steps_of(run)
-    warm = [row for row in rows if all(not 0 < row["step"] - begin <= WARM_UP for begin in (a["from_step"] for a in record["attempts"]))]
+    warm = [
+        row
+        for row in rows
+        if all(not 0 < row["step"] - begin <= WARM_UP for begin in (a["from_step"] for a in record["attempts"]))
+    ]
     warm, before = warm or rows[-1:], {row["step"]: row["num_tokens"] for row in rows}
     seconds = sum(row["time/step"] for row in warm)
     generating, scoring = (sum(row[f"time/{name}"] for row in warm) for name in ("generating", "scoring"))
@@ -500,7 +526,8 @@ def measured(run: Path, backend: str, kind: str) -> Row:
         "steps": len(rows), "steps_timed": len(warm), "steps_asked": record["requested"].get("max_steps"),
         "seconds_a_step": seconds / len(warm), "tokens_at_most": record["requested"].get("max_completion_length"),
         "generated_tokens_a_second": made / generating, "trained_tokens_a_second": read / (seconds - generating - scoring),
-        "generating_share": generating / seconds, "peak_bytes": peak["bytes"], "peak_of": peak["of"], "peak_reserved_bytes": peak.get("reserved"),
+        "generating_share": generating / seconds, "peak_bytes": peak["bytes"], "peak_of": peak["of"],
+        "peak_reserved_bytes": peak.get("reserved"),
         "reward": [rows[0]["reward"], rows[-1]["reward"]], "grad_norm": rows[-1].get("grad_norm"), "loss": rows[-1].get("loss"),
         "status": record["status"], "requested": record["requested"],
     }  # fmt: skip
@@ -524,7 +551,12 @@ def merge(folder: Path) -> Row:
     small = {"N_EVALUATE": 8, "N_SAMPLES": 1, "N_PROOF": 8, "FORMATS": [], "TRY_SERVER": False, "BATCH_SIZE": 32}
     seconds = execute("05_merge_and_export", outputs, small)
     proof = read_json(outputs / "merge_proof.json", MADE_BY)
-    return {"seconds": seconds, "merged_into": proof["merged_into"], "distances": proof["distances"], "from_base": proof["from_base"]}
+    return {
+        "seconds": seconds,
+        "merged_into": proof["merged_into"],
+        "distances": proof["distances"],
+        "from_base": proof["from_base"],
+    }
 
 
 def notebooks(folder: Path) -> Row:
@@ -533,7 +565,7 @@ def notebooks(folder: Path) -> Row:
     from lab.run import ROAD, evidence, run
 
     # two thirds of the steps and fewer held-out answers than `make run` takes: it must fit into the minutes
-    starter, outputs = {"MODEL": str(STARTER_POLICY)}, folder / "road"
+    starter, outputs = {"MODEL": "starter"}, folder / "road"
     given: dict[str, Row] = {name: starter for name in ROAD[:2]}
     # an 80 GB card would get 16 bits
     given["03_train_grpo"] = {**starter, "MAX_STEPS": 54, "MORE_SETTINGS": {"load_in_4bit": True}}
@@ -578,7 +610,8 @@ def all_parts() -> list[Part]:
     other = "fp16" if kind == "bf16" else kind  # where there is one precision only, its resumption is still to be seen
     found = [Part("environment", environment, 180), Part("model", make_model, 180, makes=("base", "inputs"))]
     found += [
-        Part(name, lambda f, b=backend: train(f, b, kind, steps), 300, ("model",), makes=(f"{backend}-{kind}",)) for name, backend in both
+        Part(name, lambda f, b=backend: train(f, b, kind, steps), 300, ("model",), makes=(f"{backend}-{kind}",))
+        for name, backend in both
     ]
     # the longest first
     found += [Part("notebooks", notebooks, 480, (), False, ("road",))] if on_card() else []
@@ -615,7 +648,8 @@ def surroundings(folder: Path, name: str, seconds: float) -> dict[str, str]:
     return {
         **os.environ, "PYTHONPATH": os.pathsep.join(paths), "GRPO_NOTEBOOKS": str(ROOT), "HF_HUB_OFFLINE": "1", "GRPO_NO_INSTALL": "1",
         "UNSLOTH_DISABLE_STATISTICS": "1", "UNSLOTH_COMPILE_LOCATION": str(folder / "compiled" / name), "PYTHONUNBUFFERED": "1",
-        "TOKENIZERS_PARALLELISM": "false", CARD: json.dumps(card()), UNTIL: str(time.time() + seconds), "GRPO_CHECK_FOLDER": str(folder), "GRPO_QUIET": "1",
+        "TOKENIZERS_PARALLELISM": "false", CARD: json.dumps(card()), UNTIL: str(time.time() + seconds),
+        "GRPO_CHECK_FOLDER": str(folder), "GRPO_QUIET": "1",
     }  # fmt: skip
 
 
@@ -655,7 +689,13 @@ def run_part(part: Part, folder: Path, seconds: float) -> Row:
             RUNNING.discard(process.pid)
     found = read_json(result, MADE_BY) if result.exists() and not why else {}
     why = why or found.pop("failed", "") or ("" if found else "it left no result")
-    return {"status": "failed" if why else "ok", "took": round(time.monotonic() - began, 1), "why": why, "log": relative(log), "found": found}
+    return {
+        "status": "failed" if why else "ok",
+        "took": round(time.monotonic() - began, 1),
+        "why": why,
+        "log": relative(log),
+        "found": found,
+    }
 
 
 def last_words(log: Path) -> str:
@@ -706,14 +746,19 @@ class Check:
         a_run = "seconds_a_step" in found
         with self.lock:  # several parts may end at once
             self.record["parts"][name] = {**outcome, **({} if a_run else {"found": found})}
-            self.record["runs"] = [run for run in self.record["runs"] if run["name"] != name] + ([{**found, "timed": part.alone}] if a_run else [])
+            self.record["runs"] = [run for run in self.record["runs"] if run["name"] != name] + (
+                [{**found, "timed": part.alone}] if a_run else []
+            )
             self.record["machine"] = {**self.record["machine"], **found.get("machine", {})}
             try:
                 write_json(self.out.with_suffix(".json"), self.record)
                 write_text(self.out.with_suffix(".md"), report(self.record))
             except OSError as error:  # the table is printed at the end all the same
                 print(f"  the record could not be written: {error}", flush=True)
-        print(f"  {name}: {outcome['status']}, {outcome['took']:.0f} s" + (f": {outcome['why']}" if outcome["why"] else ""), flush=True)
+        print(
+            f"  {name}: {outcome['status']}, {outcome['took']:.0f} s" + (f": {outcome['why']}" if outcome["why"] else ""),
+            flush=True,
+        )
 
 
 # --------------------------------------------------------------------------- the table to read
@@ -725,11 +770,23 @@ def report(record: Row) -> str:
     where = about.get("gpu", "an unnamed card")
     if record["rehearsal"]:
         where = f"{about.get('cpu', 'this machine')}, no CUDA card: **a rehearsal, no figure of a GPU**"
-    text = [f"# GPU check: {where}", "", f"{record['date']}, made by `make gpu-check`. " + ", ".join(f"{a} {b}" for a, b in versions.items()), ""]
-    parts = [(name, one["status"], f"{one['took']:.0f} s", one["why"].replace("|", "\\|")) for name, one in record["parts"].items()]
+    text = [
+        f"# GPU check: {where}",
+        "",
+        f"{record['date']}, made by `make gpu-check`. " + ", ".join(f"{a} {b}" for a, b in versions.items()),
+        "",
+    ]
+    parts = [
+        (name, one["status"], f"{one['took']:.0f} s", one["why"].replace("|", "\\|")) for name, one in record["parts"].items()
+    ]
     text += table(("part", "", "took", "why"), parts)
     if record["runs"]:
-        text += ["", "## Training", "", *table(("", *COLUMNS), [(run["name"], *(show(run) for show in COLUMNS.values())) for run in record["runs"]])]
+        text += [
+            "",
+            "## Training",
+            "",
+            *table(("", *COLUMNS), [(run["name"], *(show(run) for show in COLUMNS.values())) for run in record["runs"]]),
+        ]
         text += ["", *compared(record["runs"], record["rehearsal"])]
     for name, one in record["parts"].items():
         text += section(name, one.get("found") or {})
@@ -755,7 +812,11 @@ COLUMNS = {
 def memory(run: Row) -> str:
     if not run["peak_bytes"]:
         return "not known"
-    said = f"{run['peak_bytes'] / 1e9:.2f} GB of tensors" if run["peak_of"] == "card" else f"{run['peak_bytes'] / 1e9:.2f} GB, the process"
+    said = (
+        f"{run['peak_bytes'] / 1e9:.2f} GB of tensors"
+        if run["peak_of"] == "card"
+        else f"{run['peak_bytes'] / 1e9:.2f} GB, the process"
+    )
     return said + (f", {run['peak_reserved_bytes'] / 1e9:.2f} reserved" if run.get("peak_reserved_bytes") else "")
 
 
@@ -768,9 +829,21 @@ def compared(runs: list[Row], rehearsal: bool) -> list[str]:
         if ours and plain:
             names = ("seconds_a_step", "peak_bytes") if ours["timed"] and plain["timed"] else ("peak_bytes",)
             ratio = {name: plain[name] / ours[name] for name in names if plain[name] and ours[name]}
-            text.append(f"{plain['name']} against {ours['name']}: " + ", ".join(f"{name.replace('_', ' ')} × {value:.2f}" for name, value in ratio.items()) + ".")
+            text.append(
+                f"{plain['name']} against {ours['name']}: "
+                + ", ".join(f"{name.replace('_', ' ')} × {value:.2f}" for name, value in ratio.items())
+                + "."
+            )
     claim = "Unsloth says of itself that it trains about twice as fast with far less memory. "
-    return [*text, "", claim + ("A CPU cannot say: there it is TRL itself." if rehearsal else "The ratios above are what was seen here.")] if text else []
+    return (
+        [
+            *text,
+            "",
+            claim + ("A CPU cannot say: there it is TRL itself." if rehearsal else "The ratios above are what was seen here."),
+        ]
+        if text
+        else []
+    )
 
 
 def section(name: str, found: Row) -> list[str]:
@@ -781,15 +854,26 @@ def section(name: str, found: Row) -> list[str]:
         text += ["", "Other versions than pinned: " + ("; ".join(found["pins"]) or "none") + "."]
         speed = found["checks"].get("torch", {})
         if "tflops" in speed:
-            text += ["", f"A product of 8192 × 8192 matrices: {speed['tflops']:.0f} TFLOP/s; a copy: {speed['copy_gb_per_second']:.0f} GB/s."]
+            text += [
+                "",
+                f"A product of 8192 × 8192 matrices: {speed['tflops']:.0f} TFLOP/s; a copy: {speed['copy_gb_per_second']:.0f} GB/s.",
+            ]
     if "defaults" in found:
-        text += [f"{found['requested']} settings were asked for in six plans, of which Unsloth's `GRPOConfig` changed {changed(found)}:", ""]
+        text += [
+            f"{found['requested']} settings were asked for in six plans, of which Unsloth's `GRPOConfig` changed {changed(found)}:",
+            "",
+        ]
         text += table(("setting", "requested", "effective", "TRL's default", "in"), together_in(found["rows"]))
         text += ["", "Fields that get another value where they are left out:", ""]
         text += table(("setting", "TRL", "Unsloth"), [(row["setting"], row["TRL"], row["Unsloth"]) for row in found["defaults"]])
     if "evidence" in found:
         text += table(tuple(found["evidence"][0]), [tuple(row.values()) for row in found["evidence"]])
-        text += ["", f"n = {found['n']}. {found['said']} Seconds: " + ", ".join(f"{key} {value:.0f}" for key, value in found["seconds"].items()) + "."]
+        text += [
+            "",
+            f"n = {found['n']}. {found['said']} Seconds: "
+            + ", ".join(f"{key} {value:.0f}" for key, value in found["seconds"].items())
+            + ".",
+        ]
     if "merged_into" in found:
         apart = ", ".join(f"{key} {value['kl']:.2g}" for key, value in found["distances"].items())
         text += [f"Merged into the {found['merged_into']} and proved. Mean KL from the trained model, nats a token: {apart}; "
@@ -821,10 +905,14 @@ def table(head: tuple, rows: list[tuple]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", metavar="PART", help="these only, with what they need and is not there yet; added to the record")
+    parser.add_argument(
+        "--parts", nargs="+", metavar="PART", help="these only, with what they need and is not there yet; added to the record"
+    )
     parser.add_argument("--minutes", type=float, default=10, help="then it ends, whatever still runs or waits (default: 10)")
     parser.add_argument("--folder", type=Path, default=ROOT / "outputs/gpu-check", help="for models, logs, runs and the record")
-    parser.add_argument("--keep", action="store_true", help="the record into tests/benchmarks/results/ too, as gpu.json and gpu.md")
+    parser.add_argument(
+        "--keep", action="store_true", help="the record into tests/benchmarks/results/ too, as gpu.json and gpu.md"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()
@@ -838,7 +926,9 @@ def whole(arguments: argparse.Namespace, folder: Path) -> int:
     """All parts, or those asked for; the exit status is 1 where one of them did not do well."""
     out = folder / "check"
     before = earlier(out.with_suffix(".json")) if arguments.parts else None
-    parts = chosen(all_parts(), arguments.parts, [name for name, one in (before or {"parts": {}})["parts"].items() if one["status"] == "ok"])
+    parts = chosen(
+        all_parts(), arguments.parts, [name for name, one in (before or {"parts": {}})["parts"].items() if one["status"] == "ok"]
+    )
     if not on_card():
         print("No CUDA card: a rehearsal on the CPU with a model of two layers. Its figures say nothing about a GPU.", flush=True)
     elif shutil.disk_usage(folder).free < GB_OF_DISK * 1e9:

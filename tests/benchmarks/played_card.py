@@ -82,7 +82,12 @@ def answer_as_a_card() -> None:
     # a checkpoint keeps the card's random numbers: here they are the CPU's
     torch.cuda.random.get_rng_state = lambda *args, **more: torch.get_rng_state()
     torch.cuda.random.set_rng_state = lambda *args, **more: None
-    for name, value in {"_cuda_getDevice": 0, "_cuda_getDeviceCount": 1, "_cuda_emptyCache": None, "_cuda_synchronize": None}.items():
+    for name, value in {
+        "_cuda_getDevice": 0,
+        "_cuda_getDeviceCount": 1,
+        "_cuda_emptyCache": None,
+        "_cuda_synchronize": None,
+    }.items():
         if not hasattr(torch._C, name):
             setattr(torch._C, name, lambda *args, value=value: value)
 
@@ -93,7 +98,11 @@ def on_the_cpu() -> Any:
     from torch.overrides import TorchFunctionMode
 
     def here(place: Any) -> Any:
-        card = str(place).startswith("cuda") if isinstance(place, str | torch.device) else isinstance(place, int) and not isinstance(place, bool)
+        card = (
+            str(place).startswith("cuda")
+            if isinstance(place, str | torch.device)
+            else isinstance(place, int) and not isinstance(place, bool)
+        )
         return torch.device("cpu") if card else place
 
     class OnTheCpu(TorchFunctionMode):
@@ -124,7 +133,9 @@ def one_device(rotary: type) -> None:
             super().__setitem__(0 if place is None else place, value)
 
     usual = rotary.__setattr__
-    rotary.__setattr__ = lambda self, name, value: usual(self, name, Tables(value) if name.startswith("multi_gpu") and type(value) is list else value)
+    rotary.__setattr__ = lambda self, name, value: usual(
+        self, name, Tables(value) if name.startswith("multi_gpu") and type(value) is list else value
+    )
 
 
 def loads_here() -> None:
@@ -135,7 +146,9 @@ def loads_here() -> None:
 
     transformers.modeling_utils.caching_allocator_warmup = lambda *args, **more: None
     plain, fast = transformers.AutoModelForCausalLM.from_pretrained.__func__, FastLanguageModel.from_pretrained
-    transformers.AutoModelForCausalLM.from_pretrained = classmethod(lambda cls, *args, **more: plain(cls, *args, **{**more, "device_map": "cpu"}))
+    transformers.AutoModelForCausalLM.from_pretrained = classmethod(
+        lambda cls, *args, **more: plain(cls, *args, **{**more, "device_map": "cpu"})
+    )
     FastLanguageModel.from_pretrained = staticmethod(lambda *args, **more: fast(*args, **{**more, "dtype": torch.float32}))
 
 
@@ -163,16 +176,24 @@ def logits(folder: Path) -> None:
         "logits = model(input_ids=kept['ids'], attention_mask=kept['mask']).logits\n"
         "print(float(((logits - kept['logits']).abs() * kept['mask'][:, :, None]).max()), float(logits.abs().max()))"
     )
-    done = subprocess.run([sys.executable, "-c", plain, str(kept), str(STARTER_POLICY)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", plain, str(kept), str(STARTER_POLICY)], capture_output=True, text=True, check=True
+    )
     apart, largest = map(float, done.stdout.split())
-    print(f"Unsloth's kernels for cards, interpreted, beside plain transformers: logits up to {largest:.1f}, largest difference {apart:.1e}")
+    print(
+        f"Unsloth's kernels for cards, interpreted, beside plain transformers: logits up to {largest:.1f}, largest difference {apart:.1e}"
+    )
     if apart > 1e-3:
         raise SystemExit("They are other logits.")
 
 
 def notebook(name: str, parameters: dict[str, Any]) -> None:
     """A notebook's cells, in this process."""
-    cells = [cell for cell in json.loads((ROOT / f"notebooks/{name}.ipynb").read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    cells = [
+        cell
+        for cell in json.loads((ROOT / f"notebooks/{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+        if cell["cell_type"] == "code"
+    ]
     scope: dict[str, Any] = {"__name__": "__main__", "display": print}
     for number, cell in enumerate(cells, start=1):
         print(f"-- {name}, code cell {number} of {len(cells)}", flush=True)
