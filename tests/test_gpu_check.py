@@ -160,16 +160,17 @@ def test_one_failure_hides_nothing_and_what_needs_it_is_not_run(monkeypatch, tmp
     assert json.loads((tmp_path / "check.json").read_text())["parts"]["model"]["why"] == "the disk is full"
 
 
-def test_a_stop_ends_what_runs_and_keeps_what_was_done(tmp_path):
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_stop_ends_what_runs_and_keeps_what_was_done(tmp_path, alone):
     text = (
         "import sys, subprocess\nsys.path[:0] = {path!r}\nimport gpu_check\nfrom gpu_check import Part\n"
         "gpu_check.all_parts = lambda: [Part('environment', lambda f: {{'fine': 1}}, 9), "
-        "Part('model', hang, 90), Part('later', hang, 90, alone=False)]\n"
+        "Part('model', hang, 90, alone={alone}), Part('later', hang, 90, alone=False)]\n"
         "def hang(folder):\n    print('started', subprocess.Popen(['sleep', '77']).pid, flush=True)\n    subprocess.run(['sleep', '77'])\n"
         "gpu_check.__file__ = __file__\ngpu_check.main()\n"
     )
     program = tmp_path / "program.py"
-    program.write_text(text.format(path=[str(BENCHMARKS)]))
+    program.write_text(text.format(path=[str(BENCHMARKS)], alone=alone))
     process = subprocess.Popen(
         [sys.executable, str(program), "--folder", str(tmp_path / "check")], stdout=subprocess.PIPE, text=True
     )
@@ -195,8 +196,17 @@ def test_a_full_disk_where_the_record_goes_is_said_and_stops_nothing(monkeypatch
 
 
 def test_parts_that_end_at_once_are_all_kept(monkeypatch, tmp_path):
-    names = [f"part {i}" for i in range(40)]
+    names, inside, write = [f"part {i}" for i in range(16)], [], gpu_check.write_json
     check = outcomes(monkeypatch, tmp_path, **{name: {"fine": 1} for name in names})
+
+    def slow(path, record):
+        inside.append(path)
+        time.sleep(0.02)
+        assert len(inside) == 1, "two write the record at once"
+        write(path, record)
+        inside.pop()
+
+    monkeypatch.setattr(gpu_check, "write_json", slow)
     check.run([Part(name, None, 9, alone=False) for name in names], 8)
     assert set(json.loads((tmp_path / "check.json").read_text())["parts"]) == set(names)
 
