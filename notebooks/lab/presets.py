@@ -57,7 +57,7 @@ EVERYWHERE = {
     "loss_type": Setting("dapo", "TRL's default: every token counts the same, long answers are not diluted"),
     "scale_rewards": Setting("group", "advantages in units of the group's own spread"),
     # Stated although they are TRL's defaults: Unsloth's config on a GPU has others, for an explicit `dapo` 0.28 and True
-    # (tests/test_gpu_road.py looks at all of them).
+    # (tests/test_gpu_check.py looks at all of them).
     "weight_decay": Setting(0.0, "the KL term holds the policy; the adapter is not pulled towards zero as well"),
     "epsilon_high": Setting(0.2, "clips upwards as far as downwards"),
     "mask_truncated_completions": Setting(False, "a completion cut at the limit is wrong, and that is to be learned"),
