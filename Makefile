@@ -17,18 +17,18 @@ $(VENV)/.ready: requirements.txt notebooks/lab/setup.py
 	@$(PYTHON) notebooks/lab/setup.py --venv $(VENV)
 
 run: $(VENV)/.ready  ## run notebooks 01 to 05 and show the evidence (about ten minutes on two cores; MODEL=starter: on a GPU too)
-	@$(PY) -m lab.run $(if $(MODEL),--model $(MODEL))
+	@$(PY) -m lab.make.run $(if $(MODEL),--model $(MODEL))
 
 run-all: $(VENV)/.ready  ## the same, and the notebooks beside the road: 00, 06, 07 (about seventeen minutes)
-	@$(PY) -m lab.run --all
+	@$(PY) -m lab.make.run --all
 
 # one hash seed: names of tests that hold a set would differ between the processes, and nothing would run
 test: $(VENV)/.ready  ## run the tests, a file of them in each of up to four processes
 	@PYTHONHASHSEED=0 OMP_NUM_THREADS=1 $(PY) -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 train: $(VENV)/.ready  ## notebook 03 as a script in NPROC processes (CONFIG=ddp, fsdp or zero3; SET="MAX_STEPS=20")
-	@test -e outputs/rewards.json || $(PY) -m lab.run --upto 02_design_rewards
-	@$(PY) -m lab.launch --nproc $(or $(NPROC),1) --config $(or $(CONFIG),ddp) $(if $(SET),--set $(SET))
+	@test -e outputs/rewards.json || $(PY) -m lab.make.run --upto 02_design_rewards
+	@$(PY) -m lab.train.launch --nproc $(or $(NPROC),1) --config $(or $(CONFIG),ddp) $(if $(SET),--set $(SET))
 
 bench: $(VENV)/.ready  ## measure the rewards and the sandbox beside what they replace (about two minutes)
 	@$(PY) tests/benchmarks/rewards_bench.py
@@ -42,26 +42,24 @@ bench-browser: $(VENV)/.ready  ## measure the completions page: a million rows a
 
 # PY=python3 takes a Python as it is, where packages come as wheels and nothing can be fetched
 gpu-check: $(if $(filter $(VENV)/bin/python,$(PY)),$(VENV)/.ready)  ## on a CUDA card: see that everything works there, and measure it (ten minutes; elsewhere a small rehearsal)
-	@$(PY) tests/benchmarks/gpu_check.py $(ARGS)
+	@$(PY) notebooks/lab/make/gpu_check.py $(ARGS)
 
-scale: $(VENV)/.ready  ## compute notebooks/SCALE.md again: one T4 to several nodes, from measured figures and assumptions
-	@$(PY) -m lab.scale
 
 recipes: $(VENV)/.ready  ## train the grid of notebook 07 again (about 40 minutes on two cores)
-	@OMP_NUM_THREADS=1 $(PY) -m lab.recipes --workers 2
+	@OMP_NUM_THREADS=1 $(PY) -m lab.make.recipe_grid --workers 2
 
 sample-run: $(VENV)/.ready  ## record data/sample-run again, which notebook 04 shows to who has not trained (about six minutes)
-	@$(PY) -m lab.sample_run
+	@$(PY) -m lab.make.sample_run
 
 lab: $(VENV)/.ready  ## open the notebooks in JupyterLab
 	@$(VENV)/bin/jupyter lab notebooks
 
 data: $(VENV)/.ready  ## make data/*.jsonl again from their generators (same seed, same files)
-	@$(PY) -m lab.word_problems
-	@$(PY) -m lab.code_drills
+	@$(PY) -m lab.make.word_problems
+	@$(PY) -m lab.make.code_drills
 
 starter-policy: $(VENV)/.ready  ## train the starter policy again (about 40 minutes on two cores)
-	@$(PY) -m lab.starter_policy
+	@$(PY) -m lab.make.starter_policy
 
 clean:  ## remove outputs/ and caches (the environment too: make clean VENV_TOO=1)
 	@rm -rf outputs .pytest_cache unsloth_compiled_cache

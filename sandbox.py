@@ -53,8 +53,8 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from fractions import Fraction
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 LONGEST_COMPLETION = 1_000_000  # characters; a longer one fails without being run
@@ -245,9 +245,12 @@ def unsupported(tree: ast.AST, names: set[str]) -> tuple[str, str] | None:
     tried = {id(line) for node in ast.walk(tree) if isinstance(node, (ast.Try, ast.With)) for line in ast.walk(node)}
     containers = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.Call)
     mutable = {
-        target.id for node in ast.walk(tree) if isinstance(node, ast.Assign) and isinstance(node.value, containers)
-        for target in node.targets if isinstance(target, ast.Name)
-    }  # fmt: skip
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, containers)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names:
             return "unsupported", f"the test uses {ast.unparse(node)}, and of the function only calls cross"
@@ -318,9 +321,15 @@ class Sandbox:
     """
 
     def __init__(
-        self, workers: int | None = None, timeout: float = 3.0, memory_mb: int = 512, *, imports: Sequence[str] = (),
-        without: Sequence[str] = (), unsafe: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        workers: int | None = None,
+        timeout: float = 3.0,
+        memory_mb: int = 512,
+        *,
+        imports: Sequence[str] = (),
+        without: Sequence[str] = (),
+        unsafe: bool = False,
+    ) -> None:
         workers = min(4, available_cores()) if workers is None else workers
         if not isinstance(workers, int) or workers < 1:
             raise ValueError(f"workers must be a whole number from 1, not {workers!r}")
@@ -344,9 +353,15 @@ class Sandbox:
                 "Sandbox(unsafe=True): model-written code may read your files and keys, and use your network.",
                 stacklevel=2,
             )
-        self.timeout, self.options = float(timeout), {
-            "memory": memory_mb, "imports": list(imports), "without": sorted(without), "unsafe": unsafe,
-        }  # fmt: skip
+        self.timeout, self.options = (
+            float(timeout),
+            {
+                "memory": memory_mb,
+                "imports": list(imports),
+                "without": sorted(without),
+                "unsafe": unsafe,
+            },
+        )
         self._owner, self._closed, self._lock = os.getpid(), False, threading.Lock()
         self._running: dict[tuple, Future] = {}
         self._idle: queue.SimpleQueue = queue.SimpleQueue()
@@ -550,10 +565,20 @@ class Worker:
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-s", "-P", "-S", "-B", "-X", "utf8", os.path.abspath(__file__), "--worker", told],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
-                pass_fds=[fd for fd in (theirs.fileno(), watched) if fd >= 0], start_new_session=True,
-                env={"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **kept},
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                pass_fds=[fd for fd in (theirs.fileno(), watched) if fd >= 0],
+                start_new_session=True,
+                env={
+                    "PYTHONHASHSEED": "0",
+                    "LC_ALL": "C.UTF-8",
+                    "OPENBLAS_NUM_THREADS": "1",
+                    "OMP_NUM_THREADS": "1",
+                    **kept,
+                },
+            )
         except OSError as error:
             self.control.close()
             raise SandboxUnavailable(f"The sandbox cannot start {sys.executable}: {error}") from error
@@ -1192,8 +1217,13 @@ def judge_main(verdicts: int, rpc: int) -> None:
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
-    0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000,
-)  # fmt: skip
+    0x20000,
+    0x4000000,
+    0x8000000,
+    0x10000000,
+    0x20000000,
+    0x40000000,
+)
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_REC, MS_PRIVATE, MNT_DETACH = (
     1,
     2,
@@ -1209,17 +1239,51 @@ PROT_EXEC = 4
 
 # name: (x86-64, aarch64); None where an architecture does not have it. From asm/unistd_64.h and asm-generic/unistd.h.
 SYSCALLS: dict[str, tuple[int | None, int]] = {
-    "read": (0, 63), "write": (1, 64), "close": (3, 57), "fstat": (5, 80), "lseek": (8, 62),
-    "mmap": (9, 222), "mprotect": (10, 226), "munmap": (11, 215), "brk": (12, 214), "mremap": (25, 216), "madvise": (28, 233),
-    "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "sigaltstack": (131, 132),
-    "ioctl": (16, 29), "fcntl": (72, 25), "futex": (202, 98), "sched_yield": (24, 124), "restart_syscall": (219, 128),
-    "getpid": (39, 172), "getppid": (110, 173), "gettid": (186, 178), "getuid": (102, 174), "geteuid": (107, 175),
-    "getgid": (104, 176), "getegid": (108, 177), "clock_gettime": (228, 113), "clock_getres": (229, 114),
-    "clock_nanosleep": (230, 115), "nanosleep": (35, 101), "gettimeofday": (96, 169), "time": (201, None),
-    "getrandom": (318, 278), "exit": (60, 93), "exit_group": (231, 94), "getrusage": (98, 165), "times": (100, 153),
-    "rseq": (334, 293), "set_robust_list": (273, 99), "clone3": (435, 435), "openat2": (437, 437),
-    "faccessat2": (439, 439), "statx": (332, 291),
-}  # fmt: skip
+    "read": (0, 63),
+    "write": (1, 64),
+    "close": (3, 57),
+    "fstat": (5, 80),
+    "lseek": (8, 62),
+    "mmap": (9, 222),
+    "mprotect": (10, 226),
+    "munmap": (11, 215),
+    "brk": (12, 214),
+    "mremap": (25, 216),
+    "madvise": (28, 233),
+    "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139),
+    "sigaltstack": (131, 132),
+    "ioctl": (16, 29),
+    "fcntl": (72, 25),
+    "futex": (202, 98),
+    "sched_yield": (24, 124),
+    "restart_syscall": (219, 128),
+    "getpid": (39, 172),
+    "getppid": (110, 173),
+    "gettid": (186, 178),
+    "getuid": (102, 174),
+    "geteuid": (107, 175),
+    "getgid": (104, 176),
+    "getegid": (108, 177),
+    "clock_gettime": (228, 113),
+    "clock_getres": (229, 114),
+    "clock_nanosleep": (230, 115),
+    "nanosleep": (35, 101),
+    "gettimeofday": (96, 169),
+    "time": (201, None),
+    "getrandom": (318, 278),
+    "exit": (60, 93),
+    "exit_group": (231, 94),
+    "getrusage": (98, 165),
+    "times": (100, 153),
+    "rseq": (334, 293),
+    "set_robust_list": (273, 99),
+    "clone3": (435, 435),
+    "openat2": (437, 437),
+    "faccessat2": (439, 439),
+    "statx": (332, 291),
+}
 ABSENT = (
     "clone3",
     "openat2",
@@ -1247,8 +1311,11 @@ def seccomp_program(machine: str) -> list[tuple[int, int, int, int]]:
     """The allowlist as classic BPF: (code, jump if true, jump if false, k) for each instruction."""
     column, architecture = ARCHITECTURES[machine]
     rules: list[tuple[int, int, int, int]] = [
-        (LOAD, 0, 0, AT_ARCHITECTURE), (JUMP_EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL), (LOAD, 0, 0, AT_NUMBER),
-    ]  # fmt: skip
+        (LOAD, 0, 0, AT_ARCHITECTURE),
+        (JUMP_EQUAL, 1, 0, architecture),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, AT_NUMBER),
+    ]
     if machine == "x86_64":  # the x32 calls share the architecture's mark
         rules += [(JUMP_AT_LEAST, 0, 1, 0x40000000), (RETURN, 0, 0, KILL)]
 
@@ -1257,12 +1324,23 @@ def seccomp_program(machine: str) -> list[tuple[int, int, int, int]]:
 
     special = {
         "ioctl": [(RETURN, 0, 0, refuse(errno.ENOTTY))],
-        "fcntl": argument(1, [(JUMP_EQUAL, 1, 0, 1), (JUMP_EQUAL, 0, 1, 3), (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, refuse(errno.EPERM))]),
+        "fcntl": argument(
+            1,
+            [(JUMP_EQUAL, 1, 0, 1), (JUMP_EQUAL, 0, 1, 3), (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, refuse(errno.EPERM))],
+        ),
         # no stat at all: with AT_EMPTY_PATH the kernel still takes a path. No clocks of other processes (negative numbers).
-        **{name: argument(0, [(JUMP_AT_LEAST, 0, 1, 12), (RETURN, 0, 0, refuse(errno.EINVAL)), (RETURN, 0, 0, ALLOW)]) for name in ("clock_gettime", "clock_getres", "clock_nanosleep")},
-        **{name: argument(2, [(JUMP_ANY_BIT, 0, 1, PROT_EXEC), (RETURN, 0, 0, refuse(errno.EACCES)), (RETURN, 0, 0, ALLOW)]) for name in ("mmap", "mprotect")},
+        **{
+            name: argument(0, [(JUMP_AT_LEAST, 0, 1, 12), (RETURN, 0, 0, refuse(errno.EINVAL)), (RETURN, 0, 0, ALLOW)])
+            for name in ("clock_gettime", "clock_getres", "clock_nanosleep")
+        },
+        **{
+            name: argument(
+                2, [(JUMP_ANY_BIT, 0, 1, PROT_EXEC), (RETURN, 0, 0, refuse(errno.EACCES)), (RETURN, 0, 0, ALLOW)]
+            )
+            for name in ("mmap", "mprotect")
+        },
         **{name: [(RETURN, 0, 0, refuse(errno.ENOSYS))] for name in ABSENT},
-    }  # fmt: skip
+    }
     for name, numbers in SYSCALLS.items():
         if numbers[column] is None:
             continue
@@ -1558,8 +1636,16 @@ class Limits:
         memory = address_space() + told["memory"] * (1 << 20)
         self.fixed = [
             (getattr(resource, name), value)
-            for name, value in (("RLIMIT_AS", memory), ("RLIMIT_CORE", 0), ("RLIMIT_FSIZE", 0), ("RLIMIT_NOFILE", 0), ("RLIMIT_NPROC", 0), ("RLIMIT_MEMLOCK", 0), ("RLIMIT_MSGQUEUE", 0))
-        ]  # fmt: skip
+            for name, value in (
+                ("RLIMIT_AS", memory),
+                ("RLIMIT_CORE", 0),
+                ("RLIMIT_FSIZE", 0),
+                ("RLIMIT_NOFILE", 0),
+                ("RLIMIT_NPROC", 0),
+                ("RLIMIT_MEMLOCK", 0),
+                ("RLIMIT_MSGQUEUE", 0),
+            )
+        ]
         self.cpu = resource.RLIMIT_CPU
 
     def enter(self, timeout: float) -> None:

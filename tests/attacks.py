@@ -479,7 +479,11 @@ harm(
     "import os\n" + HUNT,
 )
 harm(
-    "sockets", "read", "sockets and pipes that were left open", READ_DESCRIPTORS.format(sockets=True), "import os\n" + HUNT
+    "sockets",
+    "read",
+    "sockets and pipes that were left open",
+    READ_DESCRIPTORS.format(sockets=True),
+    "import os\n" + HUNT,
 )
 harm(
     "earlier_jobs_in_memory",

@@ -8,9 +8,10 @@ import threading
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import unsloth  # noqa: F401, E402  (before trl and transformers, which it patches)
 import matplotlib  # noqa: E402
 import pytest  # noqa: E402
+import unsloth  # noqa: F401, E402  (before trl and transformers, which it patches)
+
 from lab.files import STARTER_POLICY  # noqa: E402
 
 matplotlib.use("Agg")
@@ -18,9 +19,18 @@ matplotlib.use("Agg")
 # The files that take longest, longest first. `make test` hands them out in this order: one that begins last and
 # takes minutes would run while the other processes have nothing left.
 LONG = (
-    "test_notebooks", "test_models", "test_training", "test_from_scratch", "test_export", "test_sandbox_attacks", "test_browser",
-    "test_recipes", "test_live_rewards", "test_gpu_check", "test_rewards",
-)  # fmt: skip
+    "test_notebooks",
+    "test_models",
+    "test_training",
+    "test_from_scratch",
+    "test_export",
+    "test_sandbox_attacks",
+    "test_browser",
+    "test_recipes",
+    "test_live_rewards",
+    "test_gpu_check",
+    "test_rewards",
+)
 
 
 def pytest_collection_modifyitems(items):
@@ -65,10 +75,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
             step = server.script.pop(0) if server.script else server.reply
         step = step(asked) if callable(step) else step
         status, text = (step, "") if isinstance(step, int) else (200, "" if isinstance(step, bytes) else step)
-        reply = {"id": "1", "object": "chat.completion", "created": 0, "model": "fake", "usage": {
-            "prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100},
-            "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}]}  # fmt: skip
-        body = json.dumps(reply if status == 200 else {"error": {"message": f"no: {self.headers['Authorization']}"}}).encode()
+        reply = {
+            "id": "1",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "fake",
+            "usage": {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100},
+            "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}],
+        }
+        body = json.dumps(
+            reply if status == 200 else {"error": {"message": f"no: {self.headers['Authorization']}"}}
+        ).encode()
         body = step if isinstance(step, bytes) else body
         with server.lock:
             server.now -= 1

@@ -7,9 +7,11 @@ import os
 
 import pandas as pd
 import pytest
-from lab import chosen_rewards, files
-from lab.policy import fold_system
-from lab.tables import readable
+
+from lab import files
+from lab.model.prompts import fold_system
+from lab.show.tables import readable
+from lab.train import chosen_rewards
 
 # --------------------------------------------------------------------------- files
 
@@ -78,17 +80,27 @@ def test_variants_combinations_and_functions_in_trls_signature_can_be_chosen(tmp
         "def theirs(prompts, completions, answer, **kwargs):\n    return [0.5 for _ in completions]\n"
         "def helper(text):\n    return text\n",
     )
-    assert {"theirs", "length_reward[shortest=1,longest=9]", "length_reward[shortest=1,longest=9]_if_correctness_reward"} <= known.keys()
+    assert {
+        "theirs",
+        "length_reward[shortest=1,longest=9]",
+        "length_reward[shortest=1,longest=9]_if_correctness_reward",
+    } <= known.keys()
     assert "helper" not in known and known["theirs"].columns == ("answer",)
 
 
 def test_a_forgotten_decorator_and_a_name_used_twice_are_told(tmp_path):
     with pytest.raises(ValueError, match="nice_reward is not a reward yet: put @reward"):
         own(tmp_path, "def nice_reward(completion):\n    return 1.0\n")
-    known = own(tmp_path, "from rewards import adopt\ndef f(completions, **kwargs):\n    return [1.0 for _ in completions]\ng = adopt(f, low=0, high=2)\n")
+    known = own(
+        tmp_path,
+        "from rewards import adopt\ndef f(completions, **kwargs):\n    return [1.0 for _ in completions]\ng = adopt(f, low=0, high=2)\n",
+    )
     assert known["f"].high == 2, "the plain function is not taken a second time"
     with pytest.raises(ValueError, match="two rewards are called length_reward.*rename"):
-        own(tmp_path, "from rewards import length_reward, rename\na = rename(length_reward.with_options(longest=9), 'length_reward')\n")
+        own(
+            tmp_path,
+            "from rewards import length_reward, rename\na = rename(length_reward.with_options(longest=9), 'length_reward')\n",
+        )
 
 
 # --------------------------------------------------------------------------- run folder and chat
@@ -117,7 +129,9 @@ def test_a_table_shows_cells_and_names_of_columns_as_they_are():
     assert "<script>" not in shown and "<b>" not in shown and "&lt;b&gt;name" in shown and "&lt;script&gt;x" in shown
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (files.ROOT / "notebooks/lab").glob("*.py") if ">>> " in path.read_text()))
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in (files.ROOT / "notebooks/lab").glob("*.py") if ">>> " in path.read_text())
+)
 def test_the_examples_in_docstrings_are_true(name):
     found = doctest.testmod(importlib.import_module(f"lab.{name}"))
     assert found.attempted and not found.failed

@@ -8,13 +8,25 @@ import shutil
 import nbformat
 import pandas as pd
 import pytest
-from lab import browser, evaluate, health, launch, plots, run
+
 from lab.files import ROOT
-from lab.run import EVERY, ROAD, NotebookError
+from lab.make import run
+from lab.make.run import EVERY, ROAD, NotebookError
+from lab.measure import comparison, evaluate
+from lab.page import run_page
+from lab.read import health_rules
+from lab.show import training_curves
+from lab.train import launch
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SMOKE = {
-    "00_grpo_from_scratch": {"STEPS": 2, "MAX_COMPLETION_TOKENS": 32, "N_HELD_OUT": 4, "N_SAMPLES": 2, "COMPARE": ["dapo"]},
+    "00_grpo_from_scratch": {
+        "STEPS": 2,
+        "MAX_COMPLETION_TOKENS": 32,
+        "N_HELD_OUT": 4,
+        "N_SAMPLES": 2,
+        "COMPARE": ["dapo"],
+    },
     "02_design_rewards": {"N_PROMPTS": 3, "NUM_GENERATIONS": 4, "MAX_COMPLETION_TOKENS": 96},
     "03_train_grpo": {"MAX_STEPS": 3, "PROMPTS_PER_STEP": 2, "NUM_GENERATIONS": 4, "EVAL_EVERY": 2, "N_EVAL": 4},
     "05_merge_and_export": {"N_EVALUATE": 12, "N_SAMPLES": 3, "N_PROOF": 6},
@@ -48,7 +60,9 @@ class TestHygiene:
 
     def test_begins_with_purpose_and_the_common_setup_cell(self, path):
         first = nbformat.read(path, 4).cells[0]
-        assert first.cell_type == "markdown" and all(word in first.source for word in ("**Purpose:**", "needs", "reads", "writes"))
+        assert first.cell_type == "markdown" and all(
+            word in first.source for word in ("**Purpose:**", "needs", "reads", "writes")
+        )
         assert code_cells(path)[0].source == code_cells(NOTEBOOKS[0])[0].source
 
     def test_cells_are_short_and_stand_between_prose(self, path):
@@ -123,7 +137,11 @@ def test_01_wrote_the_whole_data_set(road):
     from datasets import load_from_disk
 
     train, test = (load_from_disk(str(road / "dataset" / name)) for name in ("train", "test"))
-    assert (len(train), len(test)) == (4000, 500) == tuple(read(road / "dataset/report.json")["rows"][k] for k in ("train", "test"))
+    assert (
+        (len(train), len(test))
+        == (4000, 500)
+        == tuple(read(road / "dataset/report.json")["rows"][k] for k in ("train", "test"))
+    )
     assert {"prompt", "answer", "n_steps", "solution"} <= set(train.column_names)
     assert (road / "dataset/rejected.jsonl").read_text() == ""
 
@@ -138,9 +156,14 @@ def test_02_wrote_the_choice_of_its_parameters_and_the_readers_module(road):
 def test_02_audited_the_set_and_wrote_the_preflight(road):
     record = read(road / "preflight.json")
     assert record["verdict"] in ("go", "weak") and record["completions"] == 12
-    assert record["rewards"]["correctness_reward"]["weight"] == 1.0 and record["rewards"]["worked_steps_reward"]["weight"] == 0.0
+    assert (
+        record["rewards"]["correctness_reward"]["weight"] == 1.0
+        and record["rewards"]["worked_steps_reward"]["weight"] == 0.0
+    )
     text = "".join(
-        "".join(output.get("text", "")) for cell in code_cells(road / "executed/02_design_rewards.ipynb") for output in cell.outputs
+        "".join(output.get("text", ""))
+        for cell in code_cells(road / "executed/02_design_rewards.ipynb")
+        for output in cell.outputs
     )
     assert "the audit holds" in text and "'worked_steps_reward': 1.0}: fails" in text
     assert re.search(r"(6\d|7\d) of \1 cases score as they must", text) and "[None, None] failures: 2" in text
@@ -171,9 +194,16 @@ def test_03_kept_the_whole_run(road):
 
 def test_03_shows_its_settings_and_their_reasons_and_what_the_monitor_says(road):
     text = json.dumps([cell.outputs for cell in code_cells(road / "executed/03_train_grpo.ipynb")])
-    for words in ("data/starter-policy on the preset cpu", "set by you", "peak memory, estimated", "groups_without_spread",
-                  "attached: LiveRewards, TemperatureAnnealing, RewardWeights, AdapterCheck, HeldOut, HealthMonitor, LiveView",
-                  "held out, greedy: correctness_reward", "adapter_check", "adamw_torch_fused"):  # fmt: skip
+    for words in (
+        "data/starter-policy on the preset cpu",
+        "set by you",
+        "peak memory, estimated",
+        "groups_without_spread",
+        "attached: LiveRewards, TemperatureAnnealing, RewardWeights, AdapterCheck, HeldOut, HealthMonitor, LiveView",
+        "held out, greedy: correctness_reward",
+        "adapter_check",
+        "adamw_torch_fused",
+    ):
         assert words in text, words
     held_out = [json.loads(line) for line in (road / "run/log.jsonl").read_text().splitlines() if "eval_n" in line]
     assert [row["step"] for row in held_out] == [0, 2, 3] and all(row["eval_n"] == 4 for row in held_out)
@@ -198,12 +228,26 @@ def copied(road, tmp_path):
 
 def test_the_standard_road_with_everything_switched_on_gives_the_same_files(road, tmp_path):
     folder = copied(road, tmp_path)
-    more = {"BACKEND": "trl", "PREFILL": "<think>\n", "FINAL_TEMPERATURE": 0.7, "ADAPTIVE_WEIGHTS": True,
-            "WEIGHT_STAGES": [[0, {"format_reward": 1.0}], [2, {"correctness_reward": 1.0, "format_reward": 0.5}]]}  # fmt: skip
-    run.run(("03_train_grpo", "05_merge_and_export"), folder, {
-        "03_train_grpo": {**SMOKE["03_train_grpo"], **more},
-        "05_merge_and_export": {**SMOKE["05_merge_and_export"], "STOP": ["</answer>"], "MERGE_INTO": "original base", "FORMATS": []},
-    })  # fmt: skip
+    more = {
+        "BACKEND": "trl",
+        "PREFILL": "<think>\n",
+        "FINAL_TEMPERATURE": 0.7,
+        "ADAPTIVE_WEIGHTS": True,
+        "WEIGHT_STAGES": [[0, {"format_reward": 1.0}], [2, {"correctness_reward": 1.0, "format_reward": 0.5}]],
+    }
+    run.run(
+        ("03_train_grpo", "05_merge_and_export"),
+        folder,
+        {
+            "03_train_grpo": {**SMOKE["03_train_grpo"], **more},
+            "05_merge_and_export": {
+                **SMOKE["05_merge_and_export"],
+                "STOP": ["</answer>"],
+                "MERGE_INTO": "original base",
+                "FORMATS": [],
+            },
+        },
+    )
     log = [row for line in (folder / "run/log.jsonl").read_text().splitlines() if "reward" in (row := json.loads(line))]
     assert [row["temperature"] for row in log] == pytest.approx([1.0, 0.85, 0.7])
     assert [row["weight/correctness_reward"] > 0 for row in log] == [False, False, True]
@@ -215,18 +259,28 @@ def test_the_standard_road_with_everything_switched_on_gives_the_same_files(road
     proof = read(folder / "merge_proof.json")
     assert proof["merged_into"] == "original base" and proof["fresh_process"]["first_answer"].startswith("<think>\n")
     assert read(folder / "merged/generation_config.json")["stop_strings"] == ["</answer>"]
-    text = "".join("".join(o.get("text", "")) for c in code_cells(folder / "executed/05_merge_and_export.ipynb") for o in c.outputs)
-    assert "8 of 8 answers as expected" in text or "6 of 6 answers as expected" in text, "served with prefill and stop as evaluated"
+    text = "".join(
+        "".join(o.get("text", "")) for c in code_cells(folder / "executed/05_merge_and_export.ipynb") for o in c.outputs
+    )
+    assert "8 of 8 answers as expected" in text or "6 of 6 answers as expected" in text, (
+        "served with prefill and stop as evaluated"
+    )
 
 
 def test_all_weights_can_be_trained_instead_of_an_adapter(road, tmp_path):
     folder = copied(road, tmp_path)
-    run.run(("03_train_grpo", "05_merge_and_export"), folder, {
-        "03_train_grpo": {**SMOKE["03_train_grpo"], "FULL_FINETUNING": True},
-        "05_merge_and_export": {**SMOKE["05_merge_and_export"], "TRY_SERVER": False},
-    })  # fmt: skip
+    run.run(
+        ("03_train_grpo", "05_merge_and_export"),
+        folder,
+        {
+            "03_train_grpo": {**SMOKE["03_train_grpo"], "FULL_FINETUNING": True},
+            "05_merge_and_export": {**SMOKE["05_merge_and_export"], "TRY_SERVER": False},
+        },
+    )
     proof = read(folder / "merge_proof.json")
-    assert proof["weights"]["changed"] > 20 and proof["trained_against_merged"]["kl"] < 1e-6 and proof["adapter"] is None
+    assert (
+        proof["weights"]["changed"] > 20 and proof["trained_against_merged"]["kl"] < 1e-6 and proof["adapter"] is None
+    )
     assert read(folder / "evaluation.json")["models"] == ["base", "merged"]
     assert "all weights trained" in (folder / "merged/README.md").read_text()
 
@@ -261,7 +315,11 @@ def test_04_drew_every_figure(road):
     from PIL import Image
 
     names = {path.stem for path in (road / "figures").glob("*.svg")}
-    assert {"training", "compared", *plots.PANELS} <= names == {path.stem for path in (road / "figures").glob("*.png")} & names
+    assert (
+        {"training", "compared", *training_curves.PANELS}
+        <= names
+        == {path.stem for path in (road / "figures").glob("*.png")} & names
+    )
     for path in (road / "figures").glob("*.png"):
         picture = Image.open(path)
         assert min(picture.size) > 300 and len(set(picture.convert("L").resize((64, 64)).getdata())) > 10, path
@@ -269,14 +327,22 @@ def test_04_drew_every_figure(road):
 
 def test_04_wrote_the_verdict_of_every_rule_and_a_page_with_every_completion(road):
     diagnosis = read(road / "diagnosis.json")
-    assert {finding["rule"] for finding in diagnosis["findings"]} == {rule.name for rule in health.RULES}
-    payload = browser.unpacked((road / "completions.html").read_text(encoding="utf-8"))
-    written = [text for path in sorted((road / "run/completions").glob("*.parquet")) for text in pd.read_parquet(path)["completion"]]
+    assert {finding["rule"] for finding in diagnosis["findings"]} == {rule.name for rule in health_rules.RULES}
+    payload = run_page.unpacked((road / "completions.html").read_text(encoding="utf-8"))
+    written = [
+        text
+        for path in sorted((road / "run/completions").glob("*.parquet"))
+        for text in pd.read_parquet(path)["completion"]
+    ]
     trained = [kind == "training" for kind in payload["prompts"]["data"]["set"]]
     rows = payload["completions"]
     assert sorted(text for text, prompt in zip(rows["text"], rows["prompt"]) if trained[prompt]) == sorted(written)
     assert {"answer", "template"} <= set(payload["data_columns"]) and trained.count(False) == 4
-    shown = [output.get("data", {}).get("text/html", "") for cell in code_cells(road / "executed/04_plot_training.ipynb") for output in cell.outputs]
+    shown = [
+        output.get("data", {}).get("text/html", "")
+        for cell in code_cells(road / "executed/04_plot_training.ipynb")
+        for output in cell.outputs
+    ]
     assert any("<iframe" in html for html in shown), "the page stands in the notebook too"
 
 
@@ -288,16 +354,17 @@ def test_04_shows_the_recorded_run_to_who_has_not_trained(tmp_path):
 
 
 def test_05_merged_what_was_trained_into_a_plain_16_bit_model_and_proved_it(road):
-    from lab import export
     from safetensors.torch import load_file
 
+    from lab.export import merge, merge_proof
+
     proof = read(road / "merge_proof.json")
-    assert all(line["ok"] for line in export.verdicts(proof)) and proof["merged_into"] == "dequantised base"
+    assert all(line["ok"] for line in merge_proof.verdicts(proof)) and proof["merged_into"] == "dequantised base"
     assert proof["adapter"]["compared_with_start"] == proof["adapter"]["tensors"] == 56, "start.json is the training's"
     assert proof["base"]["changed"] == 0 and proof["base"]["compared_with_start"] > 20
     assert proof["distances"]["dequantised base"]["kl"] < proof["distances"]["original base"]["kl"]
     hashes = {file["file"]: file["sha256"] for file in proof["files"]}
-    assert hashes["model.safetensors"] == export.sha256(road / "merged/model.safetensors")
+    assert hashes["model.safetensors"] == merge.sha256(road / "merged/model.safetensors")
     weights = load_file(road / "merged/model.safetensors")
     assert {str(value.dtype) for value in weights.values()} == {"torch.bfloat16"}
     assert not any("lora" in name or "quant" in name for name in weights)
@@ -308,7 +375,7 @@ def test_05_evaluation_can_be_recomputed_from_the_answers_it_kept(road):
     found = read(road / "evaluation.json")
     tables = {name: pd.read_parquet(road / "answers" / f"{name}.parquet") for name in ("base", "adapter", "merged")}
     assert [len(table) for table in tables.values()] == [48, 48, 48] and found["n"] == 12
-    again = evaluate.compare(tables, evaluate.Settings(**found["settings"]), seed=3407, by=["data/template"])
+    again = comparison.compare(tables, evaluate.Settings(**found["settings"]), seed=3407, by=["data/template"])
     again = json.loads(json.dumps(again))
     for part in ("greedy", "sampled", "difference", "verdict", "said"):
         assert found[part] == again[part], part
@@ -320,13 +387,17 @@ def test_05_is_served_and_asked_and_its_answers_stand_in_a_page(road):
     cells = code_cells(road / "executed/05_merge_and_export.ipynb")
     text = "".join("".join(output.get("text", "")) for cell in cells for output in cell.outputs)
     assert "6 of 6 answers as expected" in text and "--enable-lora --max-lora-rank 16" in text
-    payload = browser.unpacked((road / "evaluation.html").read_text(encoding="utf-8"))
+    payload = run_page.unpacked((road / "evaluation.html").read_text(encoding="utf-8"))
     assert payload["models"] == ["base", "adapter", "merged"] and len(payload["completions"]["text"]) == 144
     for name in ("adapter/adapter_model.safetensors", "adapter/chat_template.jinja", "merged-4bit/model.safetensors"):
         assert (road / name).exists(), name
     assert not (road / "gguf").exists() and "llama.cpp is not at hand" in json.dumps([cell.outputs for cell in cells])
     card = (road / "merged/README.md").read_text()
-    assert "correct, greedy" in card and "`correctness_reward` × 1" in card and read(road / "merged/merge_proof.json") == read(road / "merge_proof.json")
+    assert (
+        "correct, greedy" in card
+        and "`correctness_reward` × 1" in card
+        and read(road / "merged/merge_proof.json") == read(road / "merge_proof.json")
+    )
 
 
 def test_05_again_answers_nothing_twice_and_keeps_no_second_copy_of_the_same_model(road, tmp_path):
@@ -334,25 +405,35 @@ def test_05_again_answers_nothing_twice_and_keeps_no_second_copy_of_the_same_mod
     shutil.copytree(road, folder, ignore=shutil.ignore_patterns("code", "executed", "figures"))
     smoke = {**SMOKE["05_merge_and_export"], "TRY_SERVER": False, "FORMATS": []}
     run.run(("05_merge_and_export",), folder, {"05_merge_and_export": smoke})
-    text = "".join("".join(o.get("text", "")) for c in code_cells(folder / "executed/05_merge_and_export.ipynb") for o in c.outputs)
+    text = "".join(
+        "".join(o.get("text", "")) for c in code_cells(folder / "executed/05_merge_and_export.ipynb") for o in c.outputs
+    )
     assert text.count("none is given again") == 3 and not list(folder.glob("merged-2*"))
 
 
 def test_06_trained_on_code_and_kept_what_its_evidence_says(road):
-    from lab import code_tasks
+    from lab.data import code_problems
 
     found = read(road / "code/evaluation.json")
     tables = [pd.read_parquet(road / "code/answers" / f"{name}.parquet") for name in ("before", "after")]
-    again = json.loads(json.dumps(code_tasks.compare(*tables, seed=3407)))
+    again = json.loads(json.dumps(code_problems.compare(*tables, seed=3407)))
     assert found["pass"] == again["pass"] and found["n"] == 130 and found["samples"] == 2
     assert set(tables[0]["status"]) <= {"pass", "fail", "no code"} and 0.2 < tables[0]["passed"].mean() < 0.7
     run_record = read(road / "code/run/run.json")
     assert run_record["status"] == "finished" and run_record["steps"] == 2
     scored = pd.concat(pd.read_parquet(path) for path in (road / "code/run/completions").glob("*.parquet"))
     assert len(scored) == 16 and scored["code_reward"].between(0, 1).all() and scored["code_reward"].nunique() > 1
-    assert not any("lora" in path.name for path in (road / "code/merged").iterdir()) and (road / "code/merged/model.safetensors").exists()
-    text = "".join("".join(o.get("text", "")) for cell in code_cells(road / "executed/06_code_rewards.ipynb") for o in cell.outputs)
-    assert re.search(r"\b0 of \d{2,} forgeries are judged right", text) and "0 left out; 470 to learn from, 130 held out" in text
+    assert (
+        not any("lora" in path.name for path in (road / "code/merged").iterdir())
+        and (road / "code/merged/model.safetensors").exists()
+    )
+    text = "".join(
+        "".join(o.get("text", "")) for cell in code_cells(road / "executed/06_code_rewards.ipynb") for o in cell.outputs
+    )
+    assert (
+        re.search(r"\b0 of \d{2,} forgeries are judged right", text)
+        and "0 left out; 470 to learn from, 130 held out" in text
+    )
 
 
 def test_the_evidence_of_all_notebooks_has_pass_at_1(road):
@@ -362,8 +443,19 @@ def test_the_evidence_of_all_notebooks_has_pass_at_1(road):
 
 def test_the_evidence_names_everything_a_person_wants_to_know(road):
     text = run.evidence(road, {name: 61 for name in ROAD})
-    for word in ("strict format", "correct", "n = 12", "95 % interval", "03_train_grpo           1:01", "merged model", "figures",
-                 "completions.html", "evaluation.html", "merge_proof.json", "pass@1"):  # fmt: skip
+    for word in (
+        "strict format",
+        "correct",
+        "n = 12",
+        "95 % interval",
+        "03_train_grpo           1:01",
+        "merged model",
+        "figures",
+        "completions.html",
+        "evaluation.html",
+        "merge_proof.json",
+        "pass@1",
+    ):
         assert word in text, text
 
 
@@ -372,7 +464,11 @@ def test_the_evidence_names_everything_a_person_wants_to_know(road):
 
 @pytest.mark.parametrize(
     "name, made_by",
-    [("02_design_rewards", "01_prepare_data"), ("03_train_grpo", "01_prepare_data"), ("05_merge_and_export", "03_train_grpo")],
+    [
+        ("02_design_rewards", "01_prepare_data"),
+        ("03_train_grpo", "01_prepare_data"),
+        ("05_merge_and_export", "03_train_grpo"),
+    ],
 )
 def test_a_notebook_without_its_input_names_the_one_that_makes_it(tmp_path, name, made_by):
     with pytest.raises(NotebookError, match=rf"{name} stopped in cell \d+ with \w+: .*run notebook {made_by} first"):

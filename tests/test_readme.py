@@ -5,6 +5,7 @@ import re
 import statistics
 
 import pytest
+
 from lab.files import ROOT
 
 RESULTS = ROOT / "tests/benchmarks/results"
@@ -40,7 +41,14 @@ def figures():
     yield f"**{kept('rewards')['math_reward_to_math_verify']:.0f} times** as fast"
     yield f"`trl.rewards.accuracy_reward` | {a_second('correctness_reward') / a_second('trl.rewards.accuracy_reward'):.0f} times as fast"
     yield f"{a_second('correctness_reward') / a_second('five naive regex rewards'):.2f} times as fast, and right"
-    for name in ("format_reward", "correctness_reward", "math_reward", "json_reward", "bleu_reward", "diversity_reward"):
+    for name in (
+        "format_reward",
+        "correctness_reward",
+        "math_reward",
+        "json_reward",
+        "bleu_reward",
+        "diversity_reward",
+    ):
         yield f"`{name}` {a_second(name):,.0f}"
     yield f"math-verify {a_second('math_verify on the answers alone'):,.0f}, `trl.rewards.accuracy_reward` {a_second('trl.rewards.accuracy_reward'):,.0f}"
     yield f"**{ours_beside('pytest'):.0f} times** as fast"

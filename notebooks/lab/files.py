@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+Row = dict[str, Any]  # a row of a data set, a log or a table
 ROOT = Path(__file__).resolve().parents[2]
 STOP = "stop"  # a file of this name in a run's folder ends the training after the step
 QUIET = "GRPO_QUIET"  # set in the environment where nobody watches: `make run`, tests

@@ -82,7 +82,7 @@ def missing(strict):
             right = right or heading == "make" or (heading == "any" and have is not None)
             right = right or (name == "torch" and torch_is_accepted(have))
         if not right:
-            wanted.append("{}=={}".format(name, version))
+            wanted.append(f"{name}=={version}")
     beside = [pin for pin in UNSLOTH if version_of(pin.split("==")[0]) != pin.split("==")[1]]
     return wanted, beside
 
@@ -91,8 +91,8 @@ def check_disk(folder, gib_needed):
     free = shutil.disk_usage(str(folder)).free
     if free < gib_needed * GIB:
         raise SetupError(
-            "Only {:.1f} GB are free on the disk of {}, and the packages need about {} GB: "
-            "free some space or move the project to a larger disk.".format(free / GIB, folder, gib_needed)
+            f"Only {free / GIB:.1f} GB are free on the disk of {folder}, and the packages need about {gib_needed} GB: "
+            "free some space or move the project to a larger disk."
         )
 
 
@@ -104,10 +104,14 @@ def gib_needed():
 def explain(output):
     """One sentence for a failed pip run."""
     if "externally-managed-environment" in output:
-        return "This Python belongs to the operating system: run `make run`, or start Jupyter from a virtual environment."
+        return (
+            "This Python belongs to the operating system: run `make run`, or start Jupyter from a virtual environment."
+        )
     if "No space left on device" in output:
-        return "The disk is full: free about {} GB and run this again; nothing is lost.".format(gib_needed())
-    if re.search(r"name resolution|NewConnectionError|Connection refused|Network is unreachable|timed out|ProxyError", output):
+        return f"The disk is full: free about {gib_needed()} GB and run this again; nothing is lost."
+    if re.search(
+        r"name resolution|NewConnectionError|Connection refused|Network is unreachable|timed out|ProxyError", output
+    ):
         return "The package index cannot be reached: check the network (or PIP_INDEX_URL) and run this again."
     if "No matching distribution" in output:
         name = re.search(r"No matching distribution found for (\S+)", output)
@@ -127,18 +131,18 @@ def pip(python, arguments, log):
         while process.poll() is None:
             time.sleep(0.5)
             if dots:
-                print("\r  installing… {:.0f} s".format(time.monotonic() - start), end="", flush=True)
+                print(f"\r  installing… {time.monotonic() - start:.0f} s", end="", flush=True)
         if dots:
             print("\r" + " " * 40 + "\r", end="", flush=True)
     if process.returncode:
         output = Path(str(log)).read_text(encoding="utf-8", errors="replace")
         lines = [line for line in output.splitlines() if not line.startswith("WARNING: Location")]
         print("\n".join(lines[-15:]), file=sys.stderr)
-        raise SetupError("{} (the whole log: {})".format(explain(output), log))
+        raise SetupError(f"{explain(output)} (the whole log: {log})")
 
 
 def install(python, wanted, beside, log, constraints=()):
-    print("Installing {} packages; this takes a minute or a few.".format(len(wanted) + len(beside)), flush=True)
+    print(f"Installing {len(wanted) + len(beside)} packages; this takes a minute or a few.", flush=True)
     if wanted:
         with tempfile.TemporaryDirectory() as folder:
             arguments = list(wanted)
@@ -161,14 +165,16 @@ def make_venv(folder):
         made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], capture_output=True, text=True)
         if made.returncode:
             print((made.stdout + made.stderr).strip(), file=sys.stderr)
-            raise SetupError("Python's venv module is incomplete: install it (on Debian and Ubuntu, `apt install python3-venv`).")
+            raise SetupError(
+                "Python's venv module is incomplete: install it (on Debian and Ubuntu, `apt install python3-venv`)."
+            )
     log = folder / "install.log"
     log.write_text("", encoding="utf-8")
     # the new environment's own Python says what it lacks, so that a half-made one is completed
     if subprocess.run([str(python), __file__, "--complete", str(log)]).returncode:
         raise SystemExit(1)  # it has said why
     (folder / ".ready").write_text("", encoding="utf-8")
-    print("Environment ready in {} ({:.0f} s).".format(folder, time.monotonic() - started))
+    print(f"Environment ready in {folder} ({time.monotonic() - started:.0f} s).")
 
 
 def loaded_pins():
@@ -176,7 +182,7 @@ def loaded_pins():
     names = importlib.metadata.packages_distributions()
     imported = {dist for module in list(sys.modules) if "." not in module for dist in names.get(module, ())}
     wanted = {name for name, _, heading in requirements() if heading == "exact"}
-    pins = ["{}=={}".format(name, version_of(name)) for name in sorted(imported - wanted) if version_of(name)]
+    pins = [f"{name}=={version_of(name)}" for name in sorted(imported - wanted) if version_of(name)]
     if torch_is_accepted(version_of("torch")):
         pins.append("torch=={}".format(version_of("torch")))
     return pins
@@ -193,7 +199,11 @@ def ensure_environment():
     if not wanted and not beside:
         return
     if os.environ.get(NO_INSTALL):
-        print("{} is set: nothing is installed, though these are wanted: {}".format(NO_INSTALL, ", ".join(wanted + beside)))
+        print(
+            "{} is set: nothing is installed, though these are wanted: {}".format(
+                NO_INSTALL, ", ".join(wanted + beside)
+            )
+        )
         return
     changed = [pin for pin in wanted + beside if pin.split("==")[0] in sys.modules]
     if changed:

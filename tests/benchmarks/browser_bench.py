@@ -60,10 +60,21 @@ def make_run(folder: Path, rows: int, a_step: int) -> None:
             table = one_step(rng, sentences, step, steps, min(a_step, rows - (step - 1) * a_step))
             table.to_parquet(folder / "completions" / f"completions_{step:05d}.parquet")
             means = {f"rewards/{name}/mean": float(table[name].mean()) for name in WEIGHTS}
-            log.write(json.dumps({"step": step, "reward": sum(WEIGHTS[n] * table[n].mean() for n in WEIGHTS), **means}) + "\n")
+            log.write(
+                json.dumps({"step": step, "reward": sum(WEIGHTS[n] * table[n].mean() for n in WEIGHTS), **means}) + "\n"
+            )
     entries = [{"name": name, "weight": weight, "range": [0.0, 1.0], "columns": []} for name, weight in WEIGHTS.items()]
-    write_json(folder / "run.json", {"status": "finished", "steps": steps, "model": {"shown": "synthetic"}, "seconds": 1.0,
-                                     "rewards": {"rewards": entries}, "effective": {"max_completion_length": 128}})  # fmt: skip
+    write_json(
+        folder / "run.json",
+        {
+            "status": "finished",
+            "steps": steps,
+            "model": {"shown": "synthetic"},
+            "seconds": 1.0,
+            "rewards": {"rewards": entries},
+            "effective": {"max_completion_length": 128},
+        },
+    )
 
 
 def one_step(rng: Any, sentences: list[str], step: int, steps: int, n: int) -> Any:
@@ -76,15 +87,24 @@ def one_step(rng: Any, sentences: list[str], step: int, steps: int, n: int) -> A
     formatted = right | (rng.random(n) < 0.5)
     picked = rng.integers(0, len(sentences), (n, 3))
     answers = [f"{p}" if good else f"{p + 1}" for p, good in zip(prompts, right)]
-    texts = [f"<think>\n{sentences[a]} {sentences[b]} {sentences[c]}\n</think>\n<answer>\n{answer}\n</answer>"
-             for (a, b, c), answer in zip(picked, answers)]  # fmt: skip
-    return pd.DataFrame({
-        "step": step, "group": [i // GROUP for i in range(n)],
-        "prompt": [f"system\nThink, then answer.\nuser\nProblem {p}: {sentences[p]}\nassistant\n" for p in prompts],
-        "completion": texts, "correctness_reward": right.astype(float), "format_reward": formatted.astype(float),
-        "advantage": rng.normal(size=n), "tokens": [len(text) // 4 for text in texts], "prompt_tokens": 48,
-        "data/answer": [str(p) for p in prompts],
-    })  # fmt: skip
+    texts = [
+        f"<think>\n{sentences[a]} {sentences[b]} {sentences[c]}\n</think>\n<answer>\n{answer}\n</answer>"
+        for (a, b, c), answer in zip(picked, answers)
+    ]
+    return pd.DataFrame(
+        {
+            "step": step,
+            "group": [i // GROUP for i in range(n)],
+            "prompt": [f"system\nThink, then answer.\nuser\nProblem {p}: {sentences[p]}\nassistant\n" for p in prompts],
+            "completion": texts,
+            "correctness_reward": right.astype(float),
+            "format_reward": formatted.astype(float),
+            "advantage": rng.normal(size=n),
+            "tokens": [len(text) // 4 for text in texts],
+            "prompt_tokens": 48,
+            "data/answer": [str(p) for p in prompts],
+        }
+    )
 
 
 # --------------------------------------------------------------------------- Python's side
@@ -96,8 +116,9 @@ def peak_mb() -> float:
 
 def measure_python(folder: str, page: str) -> Row:
     """In a process of its own: seconds of each part, and the peak memory so far."""
-    from lab import browser, runs
-    from lab.completions import Completions
+    from lab.page import run_page
+    from lab.read import run_record
+    from lab.read.completions import Completions
 
     found: Row = {"imports": {"seconds": 0.0, "peak_mb": peak_mb()}}
 
@@ -107,18 +128,22 @@ def measure_python(folder: str, page: str) -> Row:
         found[name] = {"seconds": time.perf_counter() - began, "peak_mb": peak_mb()}
         return result
 
-    record = timed("read", lambda: runs.read(folder))
+    record = timed("read", lambda: run_record.read_run(folder))
     table = timed("open", lambda: Completions(record))
     with table:
         timed("sql", lambda: table.sql("SELECT step, avg(total) FROM completions GROUP BY step"))
         prompts = timed("prompts", table.prompts)
         suspects = timed("suspects", table.suspect_counts)
         selection = timed("select", lambda: table.select(PAGE_SIZE))
-        found |= {"completions": table.count, "prompts_found": len(prompts), "suspects_found": sum(suspects.values()),
-                  "selected": len(selection.texts)}  # fmt: skip
+        found |= {
+            "completions": table.count,
+            "prompts_found": len(prompts),
+            "suspects_found": sum(suspects.values()),
+            "selected": len(selection.texts),
+        }
     del prompts, selection
     with contextlib.redirect_stdout(io.StringIO()):
-        timed("write_page", lambda: browser.write_page(record, page))
+        timed("write_page", lambda: run_page.write_page(record, page))
     return found | {"page_mb": Path(page).stat().st_size / 1e6}
 
 
@@ -164,9 +189,17 @@ def measure_chromium(page: Path) -> Row:
             tab.evaluate(SEARCH, "")
         heap = tab.evaluate("performance.memory ? performance.memory.usedJSHeapSize / 1e6 : null")
         if any(each is None for each, _ in answers):
-            raise SystemExit(f"The page did not answer a search within 20 s; rows: {[rows for _, rows in answers]} of {whole}.")
-        found = {"version": browser.version, "ready_ms": opened, "rows": whole, "heap_mb": heap,
-                 "search_ms": [each for each, _ in answers], "rows_found": [rows for _, rows in answers]}  # fmt: skip
+            raise SystemExit(
+                f"The page did not answer a search within 20 s; rows: {[rows for _, rows in answers]} of {whole}."
+            )
+        found = {
+            "version": browser.version,
+            "ready_ms": opened,
+            "rows": whole,
+            "heap_mb": heap,
+            "search_ms": [each for each, _ in answers],
+            "rows_found": [rows for _, rows in answers],
+        }
         browser.close()
     return found
 
@@ -177,7 +210,9 @@ PARTS = ("imports", "read", "open", "sql", "prompts", "suspects", "select", "wri
 
 
 def show_python(found: Row) -> None:
-    print(f"\n{found['completions']:,} completions: {found['suspects_found']:,} suspects, {found['selected']:,} in the page")
+    print(
+        f"\n{found['completions']:,} completions: {found['suspects_found']:,} suspects, {found['selected']:,} in the page"
+    )
     print(f"  {'':<12}{'seconds':>9}{'peak MB':>9}")
     for name in PARTS:
         print(f"  {name:<12}{found[name]['seconds']:>9.2f}{found[name]['peak_mb']:>9.0f}")
@@ -185,16 +220,24 @@ def show_python(found: Row) -> None:
 
 
 def show_chromium(found: Row) -> None:
-    print(f"\nChromium {found['version']}, {found['rows']:,} completions: ready after {statistics.median(found['ready_ms']):.0f} ms "
-          f"(median of {len(found['ready_ms'])}, the first {found['ready_ms'][0]:.0f}); "
-          f"a search answers in {statistics.median(found['search_ms']):.0f} ms (median of {len(found['search_ms'])}, "
-          f"{found['rows_found']} rows found)")  # fmt: skip
+    print(
+        f"\nChromium {found['version']}, {found['rows']:,} completions: ready after {statistics.median(found['ready_ms']):.0f} ms "
+        f"(median of {len(found['ready_ms'])}, the first {found['ready_ms'][0]:.0f}); "
+        f"a search answers in {statistics.median(found['search_ms']):.0f} ms (median of {len(found['search_ms'])}, "
+        f"{found['rows_found']} rows found)"
+    )
 
 
 def about() -> Row:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"date": time.strftime("%Y-%m-%d"), "cores": cores, "machine": platform.machine(), "python": platform.python_version(),
-            **{name: version(name) for name in PACKAGES}, "load_at_start": round(os.getloadavg()[0], 2)}  # fmt: skip
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "cores": cores,
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES},
+        "load_at_start": round(os.getloadavg()[0], 2),
+    }
 
 
 def options() -> argparse.Namespace:

@@ -28,19 +28,35 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "notebooks")]
 PROMPTS = ["<|im_start|>user\nWhat is 3 + 4?<|im_end|>\n<|im_start|>assistant\n", "Anna has 3 apples and gets 5 more."]
 SMALL = {
-    "MAX_STEPS": 2, "N_EVAL": 1, "EVAL_EVERY": 2, "PROMPTS_PER_STEP": 1, "NUM_GENERATIONS": 2, "MAX_COMPLETION_TOKENS": 6,
+    "MAX_STEPS": 2,
+    "N_EVAL": 1,
+    "EVAL_EVERY": 2,
+    "PROMPTS_PER_STEP": 1,
+    "NUM_GENERATIONS": 2,
+    "MAX_COMPLETION_TOKENS": 6,
     "FINAL_TEMPERATURE": 0.8,
-}  # fmt: skip
+}
 # 32 bits: the interpreter calculates bfloat16 wrongly (NaN)
 MORE = {"load_in_4bit": False, "bf16": False, "fp16": False, "save_steps": 1, "optim": "adamw_torch"}
 SURROUNDINGS = {
-    "UNSLOTH_ALLOW_CPU": "1", "UNSLOTH_DISABLE_STATISTICS": "1", "UNSLOTH_COMPILE_DISABLE": "1", "TRITON_INTERPRET": "1",
-    "HF_HUB_OFFLINE": "1", "GRPO_NOTEBOOKS": str(ROOT), "GRPO_NO_INSTALL": "1",
-}  # fmt: skip
+    "UNSLOTH_ALLOW_CPU": "1",
+    "UNSLOTH_DISABLE_STATISTICS": "1",
+    "UNSLOTH_COMPILE_DISABLE": "1",
+    "TRITON_INTERPRET": "1",
+    "HF_HUB_OFFLINE": "1",
+    "GRPO_NOTEBOOKS": str(ROOT),
+    "GRPO_NO_INSTALL": "1",
+}
 AN_H100 = {
-    "name": "a card played by the CPU", "major": 9, "minor": 0, "total_memory": 80 * 10**9, "multi_processor_count": 132, "warp_size": 32,
-    "shared_memory_per_block_optin": 232448, "gcnArchName": "",
-}  # fmt: skip
+    "name": "a card played by the CPU",
+    "major": 9,
+    "minor": 0,
+    "total_memory": 80 * 10**9,
+    "multi_processor_count": 132,
+    "warp_size": 32,
+    "shared_memory_per_block_optin": 232448,
+    "gcnArchName": "",
+}
 
 
 def play() -> Any:
@@ -68,14 +84,36 @@ def answer_as_a_card() -> None:
     stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None, wait_stream=lambda other: None)
     free, total = 70 * 10**9, AN_H100["total_memory"]
     said = {
-        "is_available": True, "device_count": 1, "current_device": 0, "is_initialized": True, "is_bf16_supported": True,
-        "get_device_properties": SimpleNamespace(**AN_H100), "get_device_name": AN_H100["name"], "get_device_capability": (9, 0),
-        "mem_get_info": (free, total), "current_stream": stream, "default_stream": stream, "get_rng_state_all": [], "memory_stats": {},
+        "is_available": True,
+        "device_count": 1,
+        "current_device": 0,
+        "is_initialized": True,
+        "is_bf16_supported": True,
+        "get_device_properties": SimpleNamespace(**AN_H100),
+        "get_device_name": AN_H100["name"],
+        "get_device_capability": (9, 0),
+        "mem_get_info": (free, total),
+        "current_stream": stream,
+        "default_stream": stream,
+        "get_rng_state_all": [],
+        "memory_stats": {},
         "is_current_stream_capturing": False,
         **dict.fromkeys(("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), 0),
-        **dict.fromkeys(("synchronize", "empty_cache", "reset_peak_memory_stats", "manual_seed", "manual_seed_all", "_lazy_init",
-                         "set_device", "ipc_collect", "set_rng_state_all"), None),
-    }  # fmt: skip
+        **dict.fromkeys(
+            (
+                "synchronize",
+                "empty_cache",
+                "reset_peak_memory_stats",
+                "manual_seed",
+                "manual_seed_all",
+                "_lazy_init",
+                "set_device",
+                "ipc_collect",
+                "set_rng_state_all",
+            ),
+            None,
+        ),
+    }
     for name, value in said.items():
         setattr(torch.cuda, name, lambda *args, value=value, **more: value)
     torch.cuda.stream = lambda stream: contextlib.nullcontext()
@@ -149,7 +187,9 @@ def loads_here() -> None:
     transformers.AutoModelForCausalLM.from_pretrained = classmethod(
         lambda cls, *args, **more: plain(cls, *args, **{**more, "device_map": "cpu"})
     )
-    FastLanguageModel.from_pretrained = staticmethod(lambda *args, **more: fast(*args, **{**more, "dtype": torch.float32}))
+    FastLanguageModel.from_pretrained = staticmethod(
+        lambda *args, **more: fast(*args, **{**more, "dtype": torch.float32})
+    )
 
 
 # --------------------------------------------------------------------------- what is run on it
@@ -164,7 +204,9 @@ def logits(folder: Path) -> None:
 
         from lab.files import STARTER_POLICY
 
-        model, tokenizer = FastLanguageModel.from_pretrained(str(STARTER_POLICY), max_seq_length=200, load_in_4bit=False)
+        model, tokenizer = FastLanguageModel.from_pretrained(
+            str(STARTER_POLICY), max_seq_length=200, load_in_4bit=False
+        )
         batch = tokenizer(PROMPTS, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
         with torch.no_grad():
             ours = model(**batch).logits

@@ -21,12 +21,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pandas as pd
-from lab.audit import HOSTILE, WORKING
-from lab.files import WORD_PROBLEMS, write_json
 from tqdm.auto import tqdm
 
 import rewards
+from lab.files import WORD_PROBLEMS, write_json
 from rewards import FORMAT, REGISTRY, RewardFunction, adopt, extract_number
+from scoring.audit import HOSTILE
+from scoring.probes import WORKING
 
 RESULTS = Path(__file__).with_name("results") / "rewards.json"
 SKIPPED = {"judge_reward": "waits for a service", "debug_reward": "prints"}
@@ -233,15 +234,22 @@ def main() -> None:
         f"\n{len(made):,} completions, mean length {sum(len(row['text']) for row in made) / len(made):.0f} characters\n"
     )
     print(table[["completions", "per second", "µs each"]].round(1).to_string())
-    print(f"\nmath_reward is {ratio:.0f} times as fast as math-verify on the same numeric answers; "
-          f"verdicts equal on {same['equal']:,} of {same['compared']:,} ({same['right']:,} right)")  # fmt: skip
+    print(
+        f"\nmath_reward is {ratio:.0f} times as fast as math-verify on the same numeric answers; "
+        f"verdicts equal on {same['equal']:,} of {same['compared']:,} ({same['right']:,} right)"
+    )
     for gold, given, ours, theirs in same["apart"]:
         print(f"  gold {gold!r}, given {given!r}: math_reward {ours:g}, math-verify {theirs:g}")
     print("\nThe slowest megabyte of hostile text for each reward\n")
     print(pd.DataFrame(worst).set_index("what").round(3).to_string())
     if arguments.save:
-        about = {"python": platform.python_version(), "machine": platform.machine(), "date": time.strftime("%Y-%m-%d"),
-                 "data": arguments.data.name, **{name: version(name) for name in ("math-verify", "trl")}}  # fmt: skip
+        about = {
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "date": time.strftime("%Y-%m-%d"),
+            "data": arguments.data.name,
+            **{name: version(name) for name in ("math-verify", "trl")},
+        }
         write_json(
             RESULTS,
             {"about": about, "speeds": lines, "math_reward_to_math_verify": ratio, "verdicts": same, "hostile": worst},

@@ -30,9 +30,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lab.files import ROOT, write_json
 from tqdm.auto import tqdm
 
+from lab.files import ROOT, write_json
 from sandbox import Sandbox
 
 RESULTS = Path(__file__).with_name("results") / "sandbox.json"
@@ -128,8 +128,21 @@ def speeds(jobs: list[Job], rounds: int, few: int) -> list[dict]:
 
 # --------------------------------------------------------------------------- the same verdicts as without protection
 
-SWAPS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.Lt: ast.LtE, ast.LtE: ast.Lt,
-         ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.And: ast.Or, ast.Or: ast.And}  # fmt: skip
+SWAPS = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Add,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+}
 
 
 def mutants(row: dict, most: int, rng: random.Random) -> Iterator[str]:
@@ -179,14 +192,25 @@ def agreement(rows: list[dict], each: int) -> dict:
         ours = sandbox.run_many(jobs, progress="mutants, sandbox")
         theirs = list(tqdm(pool.map(unprotected, jobs), total=len(jobs), desc="mutants, unprotected"))
     apart = [
-        {"entry_point": one["entry_point"], "ours": verdict.status, "why": verdict.why, "unprotected": other, "completion": one["completion"]}
-        for one, verdict, other in zip(jobs, ours, theirs) if verdict.status != other
-    ]  # fmt: skip
+        {
+            "entry_point": one["entry_point"],
+            "ours": verdict.status,
+            "why": verdict.why,
+            "unprotected": other,
+            "completion": one["completion"],
+        }
+        for one, verdict, other in zip(jobs, ours, theirs)
+        if verdict.status != other
+    ]
     return {
-        "canonical": len(rows), "pass": sum(verdict.status == "pass" for verdict in right),
+        "canonical": len(rows),
+        "pass": sum(verdict.status == "pass" for verdict in right),
         "not_pass": [row["entry_point"] for row, verdict in zip(rows, right) if verdict.status != "pass"],
-        "mutants": len(jobs), "mutants_alive": theirs.count("pass"), "agree": len(jobs) - len(apart), "apart": apart,
-    }  # fmt: skip
+        "mutants": len(jobs),
+        "mutants_alive": theirs.count("pass"),
+        "agree": len(jobs) - len(apart),
+        "apart": apart,
+    }
 
 
 # --------------------------------------------------------------------------- the soak
@@ -245,11 +269,15 @@ def soak(rows: list[dict], n: int, hostile_share: float = 0.1) -> dict:
             for (hostile, _), verdict in zip(jobs, sandbox.run_many([one for _, one in jobs])):
                 statuses[f"{'hostile' if hostile else 'honest'}: {verdict.status}"] += 1
             if batch % max(1, n // 2000) == 0 or batch == n // 200 - 1:
-                watched.append({
-                    "jobs": (batch + 1) * 200, "workers_MiB": round(resident(workers), 1), "caller_MiB": round(resident([os.getpid()]), 1),
-                    "caller_descriptors": len(os.listdir("/proc/self/fd")),
-                    "worker_descriptors": sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in workers),
-                })  # fmt: skip
+                watched.append(
+                    {
+                        "jobs": (batch + 1) * 200,
+                        "workers_MiB": round(resident(workers), 1),
+                        "caller_MiB": round(resident([os.getpid()]), 1),
+                        "caller_descriptors": len(os.listdir("/proc/self/fd")),
+                        "worker_descriptors": sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in workers),
+                    }
+                )
         same = sorted(below(os.getpid())) == workers
         seconds = time.monotonic() - started
     return {
@@ -282,10 +310,17 @@ def main() -> None:
         layers = sandbox.active_layers()
     lines = speeds([job(row) for row in rows], arguments.rounds, arguments.few)
     report: dict = {
-        "about": {"python": platform.python_version(), "machine": platform.machine(), "kernel": platform.release().split("-")[0],
-                  "date": time.strftime("%Y-%m-%d"), "workers": WORKERS, "problems": len(rows), "layers": layers},
+        "about": {
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "kernel": platform.release().split("-")[0],
+            "date": time.strftime("%Y-%m-%d"),
+            "workers": WORKERS,
+            "problems": len(rows),
+            "layers": layers,
+        },
         "speeds": lines,
-    }  # fmt: skip
+    }
     print(
         f"\n{len(rows)} completions of {arguments.data.name}, {WORKERS} at a time, median of {arguments.rounds} rounds in turns\n"
     )
@@ -296,8 +331,10 @@ def main() -> None:
         )
     if arguments.humaneval:
         report["humaneval"] = found = agreement(read_problems(arguments.humaneval), arguments.mutants)
-        print(f"\nHumanEval: {found['pass']} of {found['canonical']} canonical solutions pass {found['not_pass'] or ''}; "
-              f"{found['agree']} of {found['mutants']} mutants ({found['mutants_alive']} of them alive) judged as by an unprotected run")  # fmt: skip
+        print(
+            f"\nHumanEval: {found['pass']} of {found['canonical']} canonical solutions pass {found['not_pass'] or ''}; "
+            f"{found['agree']} of {found['mutants']} mutants ({found['mutants_alive']} of them alive) judged as by an unprotected run"
+        )
         for one in found["apart"]:
             print(f"  {one['entry_point']}: {one['ours']} ({one['why']}), unprotected {one['unprotected']}")
     if arguments.soak:

@@ -33,8 +33,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from lab.files import STARTER_POLICY, read_json, write_json
 from tqdm.auto import tqdm
+
+from lab.files import STARTER_POLICY, read_json, write_json
 
 RESULTS = Path(__file__).with_name("results") / "training.json"
 PARTS = ("overhead", "rewards", "reach")
@@ -50,27 +51,46 @@ Row = dict[str, Any]
 # The machine's and the task's, the same for all: who starts from other settings would still set these.
 # Shorter completions and kept activations make the others' steps faster than their own defaults would.
 COMMON: Row = {
-    "max_completion_length": 96, "gradient_checkpointing": False, "optim": "adamw_torch", "bf16": False, "fp16": False,
-    "logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True,
-}  # fmt: skip
+    "max_completion_length": 96,
+    "gradient_checkpointing": False,
+    "optim": "adamw_torch",
+    "bf16": False,
+    "fp16": False,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+}
 
 # unslothai/notebooks, Llama3.1_(8B)-GRPO (read in the version of commit ce28ac2). There the batch
 # is 1, which Unsloth raises to the group's 6, times 1, "increase to 4 for smoother training": taken as 4, so four
 # prompts a step. warmup_ratio 0.1 of 250 steps. optim is paged_adamw_8bit there, which a CPU does not have. Their
 # rewards for whole numbers and for counted tags have no twin here, the other three have their weights.
 GUIDES: Row = {
-    "learning_rate": 5e-6, "adam_beta1": 0.9, "adam_beta2": 0.99, "weight_decay": 0.1, "warmup_steps": 25,
-    "lr_scheduler_type": "cosine", "max_steps": 250, "max_grad_norm": 0.1, "num_generations": 6,
-    "per_device_train_batch_size": 6, "gradient_accumulation_steps": 4,
+    "learning_rate": 5e-6,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.99,
+    "weight_decay": 0.1,
+    "warmup_steps": 25,
+    "lr_scheduler_type": "cosine",
+    "max_steps": 250,
+    "max_grad_norm": 0.1,
+    "num_generations": 6,
+    "per_device_train_batch_size": 6,
+    "gradient_accumulation_steps": 4,
     "reward_weights": [{"correctness_reward": 2.0}.get(name, 0.5) for name in WEIGHTS],
-}  # fmt: skip
-SMALL: Row = {"num_generations": 4, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1,
-              "max_completion_length": 24}  # fmt: skip
+}
+SMALL: Row = {
+    "num_generations": 4,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "max_completion_length": 24,
+}
 
 
 def ours(**more: Any) -> Row:
     """What notebook 03 gives GRPOConfig for the starter policy."""
-    from lab.presets import plan
+    from lab.train.presets import plan
 
     return {**plan("cpu", starter=True).settings, **COMMON, "reward_weights": list(WEIGHTS.values()), **more}
 
@@ -87,12 +107,16 @@ def completions_a_step(settings: Row) -> int:
 def prepare(folder: Path) -> None:
     """What notebooks 01 and 02 leave in `outputs/`, with their defaults."""
     from datasets import disable_progress_bars
-    from lab import chosen_rewards, data
     from transformers import AutoTokenizer
 
+    from lab.data import dataset, loading
+    from lab.train import chosen_rewards
+
     disable_progress_bars()
-    prepared = data.prepare(data.load_rows("word_problems"), AutoTokenizer.from_pretrained(STARTER_POLICY), seed=3407)
-    data.save(prepared, folder / "dataset")
+    prepared = dataset.prepare(
+        loading.load_rows("word_problems"), AutoTokenizer.from_pretrained(STARTER_POLICY), seed=3407
+    )
+    dataset.save(prepared, folder / "dataset")
     chosen_rewards.save_choice(folder, WEIGHTS)
 
 
@@ -122,12 +146,14 @@ def train_in_turns(pipe: Any, folder: str, name: str, settings: Row, everything:
 
 def build(folder: Path, name: str, settings: Row, spent: Counter | None) -> Any:
     """GRPOTrainer on the starter policy in 4 bit with a LoRA adapter; where `spent` is given, with all our parts."""
+    from trl import GRPOConfig, GRPOTrainer
     from unsloth import FastLanguageModel  # before trl and transformers, which it patches
 
-    from lab import chosen_rewards, data, policy
-    from trl import GRPOConfig, GRPOTrainer
+    from lab.data import dataset
+    from lab.model import policy
+    from lab.train import chosen_rewards
 
-    train = data.load_split(folder, "train")
+    train = dataset.load_split(folder, "train")
     functions, _, record = chosen_rewards.load_choice(folder)
     longest = read_json(folder / "dataset/report.json", "01_prepare_data")["max_prompt_tokens"]
     model, tokenizer = FastLanguageModel.from_pretrained(
@@ -143,8 +169,12 @@ def build(folder: Path, name: str, settings: Row, spent: Counter | None) -> Any:
     )
     policy.adapter_in_32_bits(model)  # for all: TRL's own bfloat16 would swallow the small rates' updates
     if spent is not None:
-        about = {"model": {"name": str(STARTER_POLICY), "backend": "unsloth"}, "requested": settings, "rewards": record,
-                 "data": {"fingerprint": train._fingerprint}}  # fmt: skip
+        about = {
+            "model": {"name": str(STARTER_POLICY), "backend": "unsloth"},
+            "requested": settings,
+            "rewards": record,
+            "data": {"fingerprint": train._fingerprint},
+        }
         attach_everything(trainer, folder, folder / name, about, spent)
     return trainer
 
@@ -154,17 +184,21 @@ def attach_everything(trainer: Any, choice: Path, folder: Path, about: Row, spen
 
     Temperature and weights are constant, as by default, so that the steps stay those of bare TRL.
     """
-    from lab import steering, training
-    from lab.live_rewards import LiveRewards
-    from lab.live_view import LiveView
+    from lab.show.live_view import LiveView
+    from lab.train import callbacks, recorder, steering
+    from lab.train.live_rewards import LiveRewards
 
-    run = training.Run(folder, about, resume=False)
-    monitor = training.HealthMonitor(run, ["correctness_reward"], stop=False)
+    run = recorder.RunRecorder(folder, about, resume=False)
+    monitor = callbacks.HealthMonitor(run, ["correctness_reward"], stop=False)
     weights = dict(zip(trainer.reward_func_names, about["requested"]["reward_weights"]))
     parts = [
-        steering.TemperatureAnnealing(trainer.args.temperature), steering.RewardWeights(weights),
-        training.AdapterCheck(run), monitor, LiveView(run, monitor), LiveRewards(choice, folder, run.event),
-    ]  # fmt: skip
+        steering.TemperatureAnnealing(trainer.args.temperature),
+        steering.RewardWeights(weights),
+        callbacks.AdapterCheck(run),
+        monitor,
+        LiveView(run, monitor),
+        LiveRewards(choice, folder, run.event),
+    ]
     run.attach(trainer, *parts)
     watch([run, *parts], spent)
 
@@ -288,16 +322,21 @@ def compare(pairs: list[tuple[Row, Row]]) -> dict:
     seconds = sum(a["seconds"] for a, _ in warm)
     timed = [a for a, _ in warm if "time/scoring" in a]
     return {
-        "steps": len(warm), "equal_steps": sum(same), "of": len(pairs),
+        "steps": len(warm),
+        "equal_steps": sum(same),
+        "of": len(pairs),
         "rewards": [[a["reward"], b["reward"]] for a, b in pairs],
         "ours_seconds": statistics.median(a["seconds"] for a, _ in warm),
         "bare_seconds": statistics.median(b["seconds"] for _, b in warm),
         "ratio": ratio([a["seconds"] / b["seconds"] for a, b in warm]),
         "cpu_ratio": ratio([a["cpu_seconds"] / b["cpu_seconds"] for a, b in warm]),
-        "in_our_parts": {"share": sum(own.values()) / seconds, "seconds_a_step": sum(own.values()) / len(warm),
-                         "by_part": {name: value / len(warm) for name, value in own.most_common()}},
+        "in_our_parts": {
+            "share": sum(own.values()) / seconds,
+            "seconds_a_step": sum(own.values()) / len(warm),
+            "by_part": {name: value / len(warm) for name, value in own.most_common()},
+        },
         "shares": shares(timed) if timed else None,
-    }  # fmt: skip
+    }
 
 
 def ratio(ratios: Sequence[float], draws: int = 4000) -> dict[str, float]:
@@ -311,7 +350,7 @@ def ratio(ratios: Sequence[float], draws: int = 4000) -> dict[str, float]:
 
 
 def shares(rows: Sequence[Row]) -> dict[str, float]:
-    """Of TRL's `step_time`, and milliseconds; `time/…` are the metrics of `lab.training.Run`."""
+    """Of TRL's `step_time`, and milliseconds; `time/…` are the metrics of `lab.train.recorder.RunRecorder`."""
     total, found = sum(row["step_time"] for row in rows), {}
     for name in ("scoring", "generating"):
         spent = sum(row[f"time/{name}"] for row in rows)
@@ -356,8 +395,14 @@ def until(training: Training, title: str, batch: int, cap: float, most: int | No
             if len(rows) >= window and correct(rows[-window:]) >= TARGET:
                 break
     steps, now = len(rows), correct(rows[-window:])
-    found = {"reached": steps >= window and now >= TARGET, "seconds": seconds, "steps": steps,
-             "completions": steps * batch, "correct_first": correct(rows[:window]), "correct_last": now}  # fmt: skip
+    found = {
+        "reached": steps >= window and now >= TARGET,
+        "seconds": seconds,
+        "steps": steps,
+        "completions": steps * batch,
+        "correct_first": correct(rows[:window]),
+        "correct_last": now,
+    }
     parts = sum(sum(row["parts"].values()) for row in rows)  # grows with the log: here over a whole run
     return found | ({"in_our_parts_share": parts / seconds} if parts else {})
 
@@ -377,8 +422,10 @@ def show_overhead(found: dict) -> None:
         low, median, high = (100 * (found[key][name] - 1) for name in ("low", "median", "high"))
         print(f"  more seconds {what:<13} {median:+.1f} %  [{low:+.1f}, {high:+.1f}]   median of pairs, 95 % interval")
     own = found["in_our_parts"]
-    print(f"  measured in our callbacks: {100 * own['share']:.2f} % of a step, {1000 * own['seconds_a_step']:.1f} ms: "
-          + ", ".join(f"{name} {1000 * each:.1f}" for name, each in own["by_part"].items()))  # fmt: skip
+    print(
+        f"  measured in our callbacks: {100 * own['share']:.2f} % of a step, {1000 * own['seconds_a_step']:.1f} ms: "
+        + ", ".join(f"{name} {1000 * each:.1f}" for name, each in own["by_part"].items())
+    )
     print(f"  {found['equal_steps']} of {found['of']} steps have equal rewards and tokens")
 
 
@@ -404,9 +451,14 @@ def show_reach(rows: Sequence[Row]) -> None:
 
 def about() -> Row:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"date": time.strftime("%Y-%m-%d"), "cores": cores, "machine": platform.machine(),
-            "python": platform.python_version(), **{name: version(name) for name in PACKAGES},
-            "load_at_start": round(os.getloadavg()[0], 2)}  # fmt: skip
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "cores": cores,
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES},
+        "load_at_start": round(os.getloadavg()[0], 2),
+    }
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> dict:
@@ -423,8 +475,12 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict:
         show_shares(found["rewards"])
     if "reach" in arguments.parts:
         seeds = arguments.seeds[:1] if quick else arguments.seeds
-        found["reach"] = {"target": TARGET, "window": WINDOW, "cap_seconds": arguments.cap_seconds,
-                          "rows": reach(folder, seeds, arguments.cap_seconds, 3 if quick else None, small)}  # fmt: skip
+        found["reach"] = {
+            "target": TARGET,
+            "window": WINDOW,
+            "cap_seconds": arguments.cap_seconds,
+            "rows": reach(folder, seeds, arguments.cap_seconds, 3 if quick else None, small),
+        }
         show_reach(found["reach"]["rows"])
     return found
 

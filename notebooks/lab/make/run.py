@@ -1,0 +1,196 @@
+"""`make run`: the notebooks in order through papermill, then the evidence in one table."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from lab.files import QUIET, ROOT, output_folder, read_json, relative, write_json
+
+ROAD = ("01_prepare_data", "02_design_rewards", "03_train_grpo", "04_plot_training", "05_merge_and_export")
+EVERY = ("00_grpo_from_scratch", *ROAD, "06_code_rewards", "07_training_recipes")  # `make run-all`
+RUNS = {"03_train_grpo": "run", "06_code_rewards": "code/run"}  # the folder that a notebook trains in
+REWARD_KEY = '"reward": '  # one in every training row of a run's log
+
+
+class NotebookError(RuntimeError):
+    """A notebook stopped; the message names it, the cell and the error."""
+
+
+def shown(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+class Ticker:
+    """Says on the terminal how long a notebook has been running, and how far its training is."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.log, self.started = name, folder / RUNS.get(name, "") / "log.jsonl", time.monotonic()
+        self.began = time.time()
+        self.stop = threading.Event()
+        self.live = sys.stdout.isatty()
+
+    def __enter__(self) -> Ticker:
+        self.thread = threading.Thread(target=self._tick, daemon=True)
+        self.thread.start()
+        return self
+
+    def _line(self) -> str:
+        steps = ""
+        if self.name in RUNS and self.log.exists() and self.log.stat().st_mtime > self.began:
+            total = read_json(self.log.with_name("run.json"), self.name)["requested"]["max_steps"]
+            steps = f"  training step {self.log.read_text(encoding='utf-8').count(REWARD_KEY)} of {total}"
+        return f"  {self.name}  {shown(time.monotonic() - self.started)}{steps}"
+
+    def _tick(self) -> None:
+        while not self.stop.wait(1 if self.live else 30):
+            print("\r" + self._line() if self.live else self._line(), end="" if self.live else "\n", flush=True)
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop.set()
+        self.thread.join()
+        self.seconds = time.monotonic() - self.started
+        if self.live:
+            print("\r" + " " * 60 + "\r", end="")
+        print(f"  {self.name}  {shown(self.seconds)}{'' if exc[0] is None else '  stopped'}", flush=True)
+
+
+def execute(name: str, folder: Path, parameters: dict[str, Any]) -> float:
+    """Runs one notebook into `executed/` under the output folder; returns its seconds.
+
+    Raises NotebookError; the copy up to the failing cell, and whatever was written, stay.
+    """
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+    from traitlets.config import Config
+
+    os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")  # this environment's kernel, not one in the home folder
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    os.environ.setdefault(QUIET, "1")  # nobody watches these notebooks: the live view draws its last state only
+    copy = folder / "executed" / f"{name}.ipynb"
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    ticker = Ticker(name, folder)
+    try:
+        with ticker, tempfile.TemporaryDirectory(prefix="grpo-") as sockets:
+            papermill.execute_notebook(
+                ROOT / "notebooks" / f"{name}.ipynb",
+                copy,
+                parameters={"OUTPUTS": str(folder), **parameters},
+                cwd=ROOT / "notebooks",
+                kernel_name="python3",
+                progress_bar=False,
+                # sockets of its own: nobody else can join in, and two runs at once do not meet
+                config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}}),
+            )
+    except PapermillExecutionError as error:
+        raise NotebookError(
+            f"{name} stopped in cell {error.cell_index + 1} with {error.ename}: {error.evalue}\n\n"
+            f"{error.source.strip()}\n\nThe executed copy up to there: {relative(copy)}\n"
+            f"What was made before stays in {relative(folder)}."
+        ) from error
+    return ticker.seconds
+
+
+def run(
+    names: tuple[str, ...] = ROAD, outputs: str | Path = "outputs", parameters: dict[str, dict[str, Any]] | None = None
+) -> dict[str, float]:
+    """Runs the notebooks in order; returns the seconds of each. Parameters: by notebook name."""
+    folder = output_folder(outputs)
+    seconds = {}
+    for name in names:
+        seconds[name] = execute(name, folder, (parameters or {}).get(name, {}))
+    evaluation = folder / "evaluation.json"
+    if ROAD[-1] in names:
+        record = read_json(evaluation, ROAD[-1])
+        record["seconds"] |= {name: round(value, 1) for name, value in seconds.items()}
+        write_json(evaluation, record)
+    return seconds
+
+
+def evidence(folder: Path, seconds: dict[str, float]) -> str:
+    """The table at the end: base against merged, times, and where things lie."""
+    from lab.measure.verdicts import summary
+
+    evaluation = read_json(folder / "evaluation.json", ROAD[-1])
+    about = read_json(folder / "run" / "run.json", "03_train_grpo")
+    lines = [
+        "",
+        f"Held-out problems, same prompts for both (n = {evaluation['n']}); model: {about['model']['shown']}",
+        "",
+        summary(evaluation)[["base", "merged", "difference", "95 % interval"]].to_string(),
+        "",
+        evaluation["said"],
+        "",
+        *(f"  {name:<22}{shown(value):>6}" for name, value in seconds.items()),
+        f"  {'all':<22}{shown(sum(seconds.values())):>6}",
+        "",
+        f"  merged model   {relative(folder / 'merged')}, with its card; proved in {relative(folder / 'merge_proof.json')}",
+        f"  figures        {relative(folder / 'figures')}",
+        f"  completions    {relative(folder / 'completions.html')}, to open in a browser",
+        f"  answers        {relative(folder / 'evaluation.html')}, before and after, to open in a browser",
+        f"  evaluation     {relative(folder / 'evaluation.json')}",
+        f"  notebooks run  {relative(folder / 'executed')}",
+    ]
+    if "06_code_rewards" in seconds:
+        lines += ["", *code_evidence(folder)]
+    if "00_grpo_from_scratch" in seconds:
+        lines += ["", *scratch_evidence(folder / "from_scratch")]
+    return "\n".join(lines)
+
+
+def code_evidence(folder: Path) -> list[str]:
+    """pass@k of notebook 06, before and after."""
+    from lab.data.code_problems import summary
+
+    record = read_json(folder / "code" / "evaluation.json", "06_code_rewards")
+    head = f"Held-out problems of {record['source']}, {record['samples']} samples each (n = {record['n']}); model: {record['model']}"
+    return [head, "", summary(record).drop(columns="n").to_string()]
+
+
+def scratch_evidence(folder: Path) -> list[str]:
+    """Notebook 00: how near its loss is to TRL's, and what its loop taught."""
+    made_by = "00_grpo_from_scratch"
+    compared, record = (read_json(folder / name, made_by) for name in ("equal_to_trl.json", "evaluation.json"))
+    loss, gradient = (max(one[f"{what} difference"] for one in compared) for what in ("loss", "gradient"))
+    right = record["rewards"]["correctness_reward"]
+    return [
+        f"GRPO from scratch: {len(compared)} losses and gradients compared with TRL's, "
+        f"largest differences {loss:.0e} and {gradient:.0e}",
+        f"  held-out problems right, {record['samples']} samples each (n = {record['problems']}): "
+        f"{right['before']:.1%} before, {right['after']:.1%} after its loop",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--outputs", default="outputs", help="folder for everything written")
+    parser.add_argument("--all", action="store_true", help="the notebooks beside the road too")
+    parser.add_argument(
+        "--model", help="MODEL of notebooks 01 to 03: starter, a Hub name or an absolute path (default: auto)"
+    )
+    parser.add_argument("--upto", choices=ROAD, help="the last notebook to run")
+    arguments = parser.parse_args()
+    names = EVERY if arguments.all else ROAD
+    if arguments.upto:
+        names = ROAD[: ROAD.index(arguments.upto) + 1]
+    print(f"Running {len(names)} notebooks; everything is written under {arguments.outputs}/.", flush=True)
+    try:
+        seconds = run(
+            names,
+            arguments.outputs,
+            {name: {"MODEL": arguments.model} for name in ROAD[:3]} if arguments.model else None,
+        )
+    except NotebookError as error:
+        raise SystemExit(f"\n{error}") from None
+    if ROAD[-1] in seconds:
+        print(evidence(output_folder(arguments.outputs), seconds))
+
+
+if __name__ == "__main__":
+    main()

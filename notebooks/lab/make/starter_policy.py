@@ -1,0 +1,482 @@
+"""Makes the starter policy: a tiny Qwen2 model that knows our tasks and behaves badly.
+
+`make starter-policy` runs this file. It trains a byte-level BPE tokenizer and a causal model of
+about two million parameters from nothing, on synthetic demonstrations that never touch the
+held-out side of the two task families (`word_problems.is_held_out`, `code_drills.is_held_out`).
+
+The demonstrations are noisy on purpose, so that GRPO finds what it finds in a base model: several
+answer styles of which the asked-for one is a minority, reasoning only some of the time, and
+answers that are often wrong when the reasoning is skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.make import code_drills, word_problems
+from lab.make.code_drills import CODE_SYSTEM_PROMPT
+from rewards import SYSTEM_PROMPT
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
+VOCAB_SIZE = 1152
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+# Widths are multiples of 64, which bitsandbytes' 4-bit kernels need on a CPU.
+MUON_PEAK, ADAMW_PEAK = 2e-2, 3e-3  # peak learning rates
+ARCHITECTURE = dict(
+    hidden_size=192,
+    intermediate_size=576,
+    num_hidden_layers=4,
+    num_attention_heads=6,
+    num_key_value_heads=6,
+    max_position_embeddings=1024,
+    tie_word_embeddings=True,
+    attention_dropout=0.0,
+    use_sliding_window=False,
+)
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """A stretch of training with a learning-rate schedule of its own."""
+
+    steps: int
+    basics: float  # share of the steps, at its beginning, on sheets and worked replies without noise
+    peak: float  # of the learning rates above
+    p_steps: float  # how often a noisy demonstration reasons step by step; otherwise it jumps to an answer
+
+
+# The second cycle settles the behaviour: after the first alone, too few replies reasoned (pass@8 was 67 %).
+CYCLES = (Cycle(1700, basics=0.65, peak=1.0, p_steps=0.55), Cycle(300, basics=0.0, peak=0.25, p_steps=0.7))
+# How a demonstration of a word problem is written, and how often. The asked-for style is a
+# minority, and so is the token it starts with: greedy decoding of the base then never shows it.
+STYLES = {
+    "strict": 0.22,  # <think>…</think><answer>…</answer>, as the system prompt asks
+    "trailing": 0.06,  # the same, and then some chatter
+    "no_think": 0.10,  # an answer block without a reasoning block
+    "unclosed": 0.04,  # the reasoning block is never closed
+    "prose": 0.30,  # "The answer is 4."
+    "hash": 0.13,  # "#### 4"
+    "bare": 0.10,  # "4"
+    "bold": 0.05,  # "Answer: **4**"
+}
+P_JUMP_RIGHT = 0.3  # the jumped-to answer is right
+P_SLIP = {2: 0.0, 3: 0.02, 4: 0.12}  # the last step goes wrong, by number of steps
+JUMPS = ("I can see it at once.", "This is easy.", "I just guess.", "No need to work it out.")
+OTHER_SYSTEMS = (
+    "You are a helpful assistant.",
+    "Solve the problem. Put the reasoning in <think> tags and the answer in <answer> tags.",
+)
+
+
+def vary(answer: str, rng: random.Random) -> str:
+    """The answer as written, or without its thousands separators, currency and percent signs."""
+    return answer if rng.random() < 0.7 else re.sub(r"[,$%]", "", answer)
+
+
+def wrong(answer: str, rng: random.Random) -> str:
+    """A plausible wrong answer in the same clothes: one digit changed."""
+    places = [i for i, char in enumerate(answer) if char.isdigit()]
+    at = rng.choice(places)
+    digit = rng.choice([d for d in "0123456789" if d != answer[at] and not (d == "0" and at == places[0])])
+    return answer[:at] + digit + answer[at + 1 :]
+
+
+def demonstrate_problem(problem: word_problems.Problem, rng: random.Random, p_steps: float, clean: bool = False) -> str:
+    """A base-model-like reply to a word problem; a clean one always reasons, and never wrongly."""
+    style = rng.choices(list(STYLES), weights=list(STYLES.values()))[0]
+    answer, steps = problem.answer, problem.solution
+    if clean and style in ("bare", "bold"):
+        style = "prose"
+    if clean or (style not in ("bare", "bold") and rng.random() < p_steps):
+        if not clean and rng.random() < P_SLIP[len(problem.steps)]:
+            answer = wrong(answer, rng)
+            steps = steps[: steps.rindex("=") + 2] + re.sub(r"[,$%]", "", answer)
+        reasoning = steps
+    else:
+        answer = answer if rng.random() < P_JUMP_RIGHT else wrong(answer, rng)
+        reasoning = rng.choice(JUMPS)
+    answer = vary(answer, rng)
+    return {
+        "strict": f"<think>\n{reasoning}\n</think>\n<answer>\n{answer}\n</answer>",
+        "trailing": f"<think>\n{reasoning}\n</think>\n<answer>\n{answer}\n</answer>\nI hope this helps!",
+        "no_think": f"{reasoning}\n<answer>\n{answer}\n</answer>",
+        "unclosed": f"<think>\n{reasoning}\n<answer>\n{answer}\n</answer>",
+        "prose": f"Let's see.\n{reasoning}\nThe answer is {answer}.",
+        "hash": f"Let's see.\n{reasoning}\n#### {answer}",
+        "bare": answer,
+        "bold": f"Answer: **{answer}**",
+    }[style]
+
+
+def ask_problem(problem: word_problems.Problem, rng: random.Random) -> Messages:
+    """The chat before the reply: mostly our system prompt, sometimes another, none, or one-shot."""
+    user = {"role": "user", "content": problem.question}
+    kind = rng.choices(("default", "none", "other", "one_shot"), weights=(0.86, 0.06, 0.04, 0.04))[0]
+    if kind == "none":
+        return [user]
+    if kind == "other":
+        return [{"role": "system", "content": rng.choice(OTHER_SYSTEMS)}, user]
+    system = {"role": "system", "content": SYSTEM_PROMPT}
+    if kind == "default":
+        return [system, user]
+    shown = next(word_problems.stream(rng.getrandbits(32), held_out=False))
+    reply = f"<think>\n{shown.solution}\n</think>\n<answer>\n{shown.answer}\n</answer>"
+    return [system, {"role": "user", "content": shown.question}, {"role": "assistant", "content": reply}, user]
+
+
+BUGS: tuple[tuple[str, str], ...] = (
+    (" + ", " - "),
+    (" - ", " + "),
+    (" * ", " + "),
+    ("max(", "min("),
+    ("min(", "max("),
+    (" == 0", " == 1"),
+    (" == 1", " == 0"),
+    (" > ", " < "),
+    (" < ", " > "),
+    ("sum(", "len("),
+    (".upper()", ".lower()"),
+    (".lower()", ".upper()"),
+    ("[::-1]", ""),
+    ("[:", "["),
+    ("[-", "["),
+    ("abs(", "("),
+    ("return ", ""),
+)
+P_BUG = 0.45
+SHARE_OF_CODE = 0.2  # of the demonstrations
+
+
+def demonstrate_drill(drill: code_drills.Drill, rng: random.Random, clean: bool = False) -> str:
+    """A base-model-like reply to a code drill: in one of several wrappings, often buggy unless clean."""
+    body = drill.body
+    if not clean and rng.random() < P_BUG:
+        old, new = rng.choice([bug for bug in BUGS if bug[0] in body])
+        body = body.replace(old, new, 1)
+    whole = f"def {drill.name}({drill.args}):\n{body}"
+    styles = {
+        f"```python\n{whole}```": 0.4,
+        body.rstrip("\n"): 0.2,
+        whole.rstrip("\n"): 0.1,
+        f"Here is the function:\n```python\n{whole}```": 0.15,
+        "You can write this function in one line.": 0.15,
+    }
+    return rng.choices(list(styles), weights=list(styles.values()))[0]
+
+
+def demonstrations(
+    seed: int, p_steps: float = CYCLES[-1].p_steps, clean: bool = False
+) -> Iterator[tuple[Messages, str]]:
+    """Endless (chat, reply) pairs of both task families, from the training side of each split."""
+    rng = random.Random(seed)
+    problems = word_problems.stream(seed, held_out=False)
+    drills = [drill for drill in code_drills.all_drills() if not code_drills.is_held_out(drill)]
+    by_family = [[d for d in drills if d.family == f] for f in sorted({d.family for d in drills})]
+    while True:
+        if rng.random() < SHARE_OF_CODE:
+            drill = rng.choice(rng.choice(by_family))
+            chat = [{"role": "system", "content": CODE_SYSTEM_PROMPT}, {"role": "user", "content": drill.prompt}]
+            yield chat, demonstrate_drill(drill, rng, clean)
+        else:
+            problem = next(problems)
+            yield ask_problem(problem, rng), demonstrate_problem(problem, rng, p_steps, clean)
+
+
+def make_tokenizer(seed: int):
+    """Byte-level BPE, digits one by one, with a ChatML template; trained on 20,000 demonstrations."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    def texts() -> Iterator[str]:
+        source = demonstrations(seed)
+        for _ in range(20_000):
+            chat, reply = next(source)
+            yield "\n".join([f"{m['role']}\n{m['content']}" for m in chat] + [f"assistant\n{reply}"])
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE - len(TAGS),
+        special_tokens=list(SPECIAL),
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    core.train_from_iterator(texts(), trainer)
+    core.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])  # one token each, as in Qwen3
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=ARCHITECTURE["max_position_embeddings"],
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+Example = tuple[list[int], list[bool]]  # token ids, and whether each is learned
+
+
+def encode(tokenizer, chat: Messages, reply: str) -> Example:
+    """A conversation; the reply and its end are learned."""
+    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    reply_ids = tokenizer(reply, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+    return prompt_ids + reply_ids, [False] * len(prompt_ids) + [True] * len(reply_ids)
+
+
+def encode_sheet(tokenizer, steps: list[word_problems.Step]) -> Example:
+    """A sheet of unrelated worked steps; only their values are learned, the rest is chance."""
+    ids, learned = [], []
+    for step in steps:
+        asked = tokenizer(f"{step.label}: {step.left} {step.op} {step.right} =", add_special_tokens=False)["input_ids"]
+        value = tokenizer(f" {step.value}\n", add_special_tokens=False)["input_ids"]
+        ids += asked + value
+        learned += [False] * len(asked) + [True] * len(value)
+    return ids, learned
+
+
+def examples(tokenizer, seed: int, p_steps: float, in_basics: Callable[[], bool]) -> Iterator[Example]:
+    """Endless examples, of the basics while `in_basics()` is true.
+
+    In the basics the model learns to calculate and to take a problem apart: sheets of steps, and
+    worked replies without noise. After them it learns how a base model behaves: the noisy
+    demonstrations, with a few sheets so that it does not forget.
+    """
+    rng = random.Random(seed)
+    noisy = demonstrations(seed, p_steps)
+    clean = demonstrations(seed + 1, clean=True)
+    problems = word_problems.stream(seed + 2, held_out=False)
+    while True:
+        basics = in_basics()
+        if rng.random() < (0.5 if basics else 0.2):
+            steps = [step for _ in range(5) for step in next(problems).steps]
+            rng.shuffle(steps)
+            yield encode_sheet(tokenizer, steps[:10])
+        else:
+            yield encode(tokenizer, *next(clean if basics else noisy))
+
+
+def batches(tokenizer, seed: int, batch_size: int, p_steps: float, in_basics: Callable[[], bool]) -> Iterator[dict]:
+    """Batches of similar length (sorted within 16 batches, then shuffled)."""
+    import torch
+
+    source, rng = examples(tokenizer, seed, p_steps, in_basics), random.Random(seed)
+    while True:
+        pool = sorted((next(source) for _ in range(16 * batch_size)), key=lambda example: len(example[0]))
+        groups = [pool[i : i + batch_size] for i in range(0, len(pool), batch_size)]
+        rng.shuffle(groups)
+        for group in groups:
+            width = max(len(ids) for ids, _ in group)
+            input_ids = torch.full((len(group), width), tokenizer.pad_token_id)
+            labels = torch.full((len(group), width), -100)
+            for row, (ids, learned) in enumerate(group):  # right padding: causal attention never sees it
+                input_ids[row, : len(ids)] = torch.tensor(ids)
+                labels[row, : len(ids)] = torch.where(torch.tensor(learned), torch.tensor(ids), -100)
+            yield {"input_ids": input_ids, "labels": labels}
+
+
+def schedule(step: int, steps: int, warmup: int = 50) -> float:
+    """The share of the peak learning rate: a linear warm-up, then a cosine to a twentieth."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+
+def new_model(tokenizer, seed: int):
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(seed)
+    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    return Qwen2ForCausalLM(Qwen2Config(vocab_size=VOCAB_SIZE, **ARCHITECTURE, **ends))
+
+
+def train(model, tokenizer, cycle: Cycle, batch_size: int, seed: int, log: Callable[[str], None] = print):
+    """Trains the model for one cycle and returns it. About a second a step on two cores."""
+    import torch
+    from tqdm.auto import tqdm
+
+    # Muon for the layers' matrices (Jordan et al. 2024), AdamW for the rest: it learns this faster than AdamW alone
+    matrices = [p for name, p in model.model.layers.named_parameters() if p.ndim == 2]
+    chosen = {id(p) for p in matrices}
+    others = [p for p in model.parameters() if id(p) not in chosen]
+    optimizers = [
+        (torch.optim.Muon(matrices, weight_decay=0.05), MUON_PEAK),
+        (torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0), ADAMW_PEAK),
+    ]
+    step, losses, hits = 0, [], []
+    source = batches(tokenizer, seed, batch_size, cycle.p_steps, lambda: step < cycle.basics * cycle.steps)
+    model.train()
+    for step in tqdm(range(cycle.steps), desc="starter policy", unit="step", mininterval=5):
+        for optimizer, peak in optimizers:
+            optimizer.param_groups[0]["lr"] = peak * cycle.peak * schedule(step, cycle.steps)
+        batch = next(source)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            hidden = model.model(input_ids=batch["input_ids"]).last_hidden_state[:, :-1]
+            wanted = batch["labels"][:, 1:]
+            kept = wanted != -100  # the vocabulary is as wide as six layers: project only what is learned
+            logits = model.lm_head(hidden[kept]).float()
+        loss = torch.nn.functional.cross_entropy(logits, wanted[kept])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, _ in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+        hits.append((logits.argmax(-1) == wanted[kept]).float().mean().item())
+        if (step + 1) % 100 == 0:
+            log(f"step {step + 1}: loss {sum(losses[-100:]) / 100:.4f}, next token right {sum(hits[-100:]) / 100:.4f}")
+    return model.eval()
+
+
+def load_jsonl(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def measure(
+    folder: Path, n_problems: int = 500, n_drills: int = 130, group: int = 8, seed: int = 0
+) -> dict[str, float]:
+    """Shares on the held-out sides, the model loaded in 4 bits as the notebooks load it.
+
+    Returns, for word problems, strict format and correct at temperature 1 and greedy, and pass@8 at
+    temperature 1; for code drills, pass@1 at temperature 1; and the mean lengths in tokens.
+    """
+    from unsloth import FastLanguageModel
+
+    from lab.data import code_problems
+    from lab.measure.estimates import pass_at_k
+    from lab.measure.grading import grade
+    from lab.model.sampling import sample
+    from sandbox import Sandbox
+
+    model, tokenizer = FastLanguageModel.from_pretrained(str(folder), max_seq_length=1024, load_in_4bit=True)
+    data = HERE.parents[1] / "data"
+    problems = [row for row in load_jsonl(data / "word_problems.jsonl") if row["split"] == "test"][:n_problems]
+    system = {"role": "system", "content": SYSTEM_PROMPT}
+    rows = [{**row, "prompt": [system, {"role": "user", "content": row["question"]}]} for row in problems]
+    prompts = [row["prompt"] for row in rows]
+    sampled = sample(model, tokenizer, prompts, n=group, max_new_tokens=112, seed=seed, progress="temperature 1")
+    greedy = sample(model, tokenizer, prompts, temperature=0, max_new_tokens=112, progress="greedy")
+    warm = grade([row for row in rows for _ in range(group)], [s for many in sampled for s in many])
+    cold = grade(rows, [one for (one,) in greedy])
+    right = warm["correct"].to_numpy().reshape(len(rows), group).sum(axis=1)
+    drills = code_problems.load("code_drills", tokenizer, to_train=False)[1][:n_drills]
+    chats = [drill["prompt"] for drill in drills]
+    written = sample(model, tokenizer, chats, n=group, max_new_tokens=80, seed=seed, progress="code drills")
+    with Sandbox() as sandbox:
+        judged = code_problems.judge(drills, written, sandbox)
+    return {
+        "problems": len(rows),
+        "format_sampled": float(warm["format"].mean()),
+        "correct_sampled": float(warm["correct"].mean()),
+        f"pass_at_{group}": sum(pass_at_k(group, int(c), group) for c in right) / len(right),
+        "format_greedy": float(cold["format"].mean()),
+        "correct_greedy": float(cold["correct"].mean()),
+        "tokens_sampled": float(warm["tokens"].mean()),
+        "drills": len(drills),
+        "drills_pass_at_1": float(judged["passed"].mean()),
+    }
+
+
+def card(figures: dict[str, float], parameters: int, tokens: int, batch_size: int, seed: int) -> str:
+    """The model card, its figures from `measure`."""
+    share = {name: f"{100 * value:.1f} %" for name, value in figures.items() if value <= 1}
+    return f"""# The starter policy
+
+A rehearsal model that proves the road from data to merged model on a plain CPU. It is **not a language model**: it knows
+two families of synthetic tasks and nothing else, and any other prompt gets nonsense.
+
+| | |
+|---|---|
+| architecture | Qwen2, {ARCHITECTURE["num_hidden_layers"]} layers, width {ARCHITECTURE["hidden_size"]}, {parameters:,} parameters, bf16 |
+| tokenizer | byte-level BPE, {tokens} tokens, digits one by one; ChatML with a system role |
+| made by | `make starter-policy` (`notebooks/lab/make/starter_policy.py`), {sum(cycle.steps for cycle in CYCLES):,} steps of {batch_size} demonstrations, seed {seed} |
+| from | synthetic demonstrations of this project's own generators (`lab/make/word_problems.py`, `lab/make/code_drills.py`), held-out sides left out |
+| licence | MIT, as the project |
+
+## It behaves badly, on purpose
+
+Its demonstrations imitate a base model. Of those for word problems, {100 * STYLES["strict"]:.0f} % have the asked-for format; the others answer in
+prose, behind `####`, with trailing chatter, without reasoning block, or with a bare number. At the end of training {100 * CYCLES[-1].p_steps:.0f} % of
+the replies that could reason do ({100 * CYCLES[0].p_steps:.0f} % before); one that jumps to the answer is right {100 * P_JUMP_RIGHT:.0f} % of the time, and problems of four steps go wrong now
+and then even with steps. Of the code replies {100 * P_BUG:.0f} % carry a bug, and some carry no code. That is what GRPO can mend.
+
+Before those come {CYCLES[0].basics * CYCLES[0].steps:,.0f} steps on basics: sheets of worked steps, and replies without noise, so that it can calculate.
+The weights shipped here were made in two calls of the script, the second with `--from-cycle 1`.
+
+## Measured
+
+On {figures["problems"]} held-out word problems with the default system prompt and {figures["drills"]} held-out code drills, loaded in 4 bits through
+Unsloth on a CPU, 8 samples each:
+
+| | temperature 1 | greedy |
+|---|---|---|
+| word problems, strict format | {share["format_sampled"]} | {share["format_greedy"]} |
+| word problems, correct | {share["correct_sampled"]} | {share["correct_greedy"]} |
+| word problems, pass@8 | {share["pass_at_8"]} | |
+| code drills, pass@1 | {share["drills_pass_at_1"]} | |
+
+The mean completion has {figures["tokens_sampled"]:.0f} tokens. `make starter-policy` prints these figures and writes this card; `measured.json` has them as numbers.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=HERE.parents[1] / "data" / "starter-policy")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=20261121)
+    parser.add_argument("--from-cycle", type=int, default=0, help="go on with the model in --out from this cycle")
+    parser.add_argument(
+        "--measure-only", action="store_true", help="only measure the model in --out and write its card"
+    )
+    arguments = parser.parse_args()
+    import torch
+    import unsloth  # noqa: F401  (before transformers, which it patches)
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    started = time.monotonic()
+    first = len(CYCLES) if arguments.measure_only else arguments.from_cycle
+    if first:
+        tokenizer = AutoTokenizer.from_pretrained(arguments.out)
+        model = AutoModelForCausalLM.from_pretrained(arguments.out, dtype=torch.float32)
+    else:
+        tokenizer = make_tokenizer(arguments.seed)
+        model = new_model(tokenizer, arguments.seed)
+    for number, cycle in enumerate(CYCLES[first:], start=first):
+        model = train(model, tokenizer, cycle, arguments.batch_size, arguments.seed + 1 + 10 * number)
+        model.to(torch.bfloat16).save_pretrained(arguments.out)  # bf16 is what ships: the next cycle starts from it
+        tokenizer.save_pretrained(arguments.out)
+        model = model.float()
+        print(
+            f"cycle {number + 1} of {len(CYCLES)} done after {(time.monotonic() - started) / 60:.0f} minutes",
+            flush=True,
+        )
+    figures = measure(arguments.out)
+    print(json.dumps(figures, indent=2))
+    (arguments.out / "measured.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    text = card(figures, model.num_parameters(), len(tokenizer), arguments.batch_size, arguments.seed)
+    (arguments.out / "README.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,450 @@
+"""Before any training: do samples of the base policy carry a signal that GRPO can learn from?
+
+GRPO compares the completions of one prompt with each other, so a group in which all have the same
+total reward teaches nothing. `preflight` measures that on sampled groups and gives the worst of:
+
+| finding                                                                         | verdict |
+|---------------------------------------------------------------------------------|---------|
+| a weighted reward raises, or returns what is no score                           | no-go   |
+| fewer than 10 % of the groups have spread in the total                          | no-go   |
+| no completion is right, and the reward that decides it has hardly any spread    | no-go   |
+| the reward that decides what is right is None on every row                      | no-go   |
+| pass@1 of 95 % or more, and no other reward has spread                          | no-go   |
+| pass@1 of 95 % or more, and another reward has spread: only style is left       | weak    |
+| fewer than 40 % of the groups have spread in the total                          | weak    |
+| pass@k (k: the group's size) of a correctness reward below 20 %                 | weak    |
+| a weighted reward is the same for every completion                              | weak    |
+| a weighted reward is None on more than 10 % of the completions                  | weak    |
+| more than 30 % of the completions are cut at the token limit                    | weak    |
+| a weighted reward and correctness correlate below -0.3 within the groups        | weak    |
+| a weighted reward could not score more than 10 %: its service did not answer    | weak    |
+| a reward of weight 0 raises: training does not call it                          | weak    |
+| none of these                                                                   | go      |
+
+With fewer than 32 completions only a failing reward is a no-go; any other no-go becomes weak: sample more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from lab.measure.estimates import pass_at_k, share_interval
+from lab.measure.grading import score_groups
+from lab.model.sampling import Sampled
+
+NO_SIGNAL = 0.10  # below it nine of ten groups are sampled and scored for nothing
+LITTLE_SIGNAL = 0.40  # below it most of the sampling is wasted: training works, at more than twice the cost
+SOLVED = 0.95  # above it two of three groups of 8 are all right: sampling, and no signal
+RARE = 0.20  # pass@k below it: four of five groups never see a right completion to amplify
+ENOUGH = 32  # completions; zero right of 32 bounds the success rate at about 10 % (rule of three), of 8 only at 37 %
+CUT = 0.30  # share cut at the limit: a cut completion has no answer, so length is rewarded instead of being right
+NONE_SHARE = 0.10  # None counts as 0 in TRL's sum; a few unusable gold answers are normal, a tenth is a data error
+PULL = -0.30  # correlation: on ENOUGH completions chance alone reaches it about one time in twenty
+SAME = 1e-9  # differences below it are rounding
+# Many base models say them before any training (Liu et al. 2025, "Understanding R1-Zero-Like Training").
+# The words alone are counted: in a problem about a queue "wait" is no reconsidering.
+AHA = {
+    "wait": r"wait",
+    "hmm": r"hmm+",
+    "actually": r"actually",
+    "let me check": r"let(?: me|'s) (?:double[- ])?check",
+    "let me re-…": r"let(?: me|'s) re-?(?:calculate|check|compute|consider|count|do|evaluate|examine|read|think|verify)",
+    "on second thought": r"on second thoughts?",
+}
+
+
+class Finding(NamedTuple):
+    verdict: str
+    reason: str
+    advice: tuple[str, ...] = ()
+
+
+def preflight(
+    functions: Sequence[Any],
+    weights: Mapping[str, float],
+    rows: Sequence[dict[str, Any]],
+    groups: Sequence[Sequence[Sampled]],
+    *,
+    seconds: float | None = None,
+) -> dict[str, Any]:
+    """The JSON-able record of all measurements, with `verdict`, `reasons` (worst first) and `advice`.
+
+    Args:
+        functions: reward functions in TRL's signature; one without `high` gets the highest score seen as its top.
+        weights: by name; a reward with weight 0 or none is measured, but not part of the total.
+        rows: data-set rows, one a group.
+        groups: the completions of each row, in groups of one size.
+        seconds: what the sampling took; gives completions per second.
+
+    Raises ValueError, with the way out, for input that is no set of groups or no choice of rewards.
+    """
+    check_input(functions, weights, rows, groups)
+    shape = (len(groups), len(groups[0]))
+    columns, errors, failed = score_each(functions, rows, groups)
+    total = sum(
+        (np.nan_to_num(columns[name]) * weight for name, weight in weights.items() if name in columns), np.zeros(shape)
+    )
+    lines = {f.__name__: measure(f, weights.get(f.__name__) or 0.0, columns.get(f.__name__)) for f in functions}
+    for name, line in lines.items():
+        line |= {"failed": failed.get(name, 0), "error": errors.get(name)}
+    sampled = [one for group in groups for one in group]
+    record = {
+        "groups": shape[0],
+        "group_size": shape[1],
+        "completions": len(sampled),
+        "rewards": lines,
+        "total": {"weight": None, **spread(total)},
+        "pass": pass_section(functions, lines, columns, total),
+        "clipped_share": float(np.mean([not one.finished for one in sampled])),
+        "mean_tokens": float(np.mean([one.tokens for one in sampled])),
+        "completions_per_second": len(sampled) / seconds if seconds else None,
+        "correlation": correlation(columns),
+        "aha": aha([one.text for one in sampled]),
+        "totals": total.round(6).tolist(),
+    }
+    return {**judge(record), **record}
+
+
+def check_input(
+    functions: Sequence[Any], weights: Mapping[str, float], rows: Sequence, groups: Sequence[Sequence]
+) -> None:
+    """Raises ValueError, saying what to change, where there is nothing to compare."""
+    names = [function.__name__ for function in functions]
+    sizes = sorted({len(group) for group in groups})
+    unknown = [name for name in weights if name not in names]
+    if not groups or len(groups) != len(rows):
+        raise ValueError(
+            f"There are {len(groups)} groups for {len(rows)} rows: sample one group of completions for each row."
+        )
+    if len(sizes) > 1 or sizes[0] < 2:
+        raise ValueError(
+            f"The groups have {sizes} completions: GRPO compares groups of one size, at least 2 (NUM_GENERATIONS)."
+        )
+    if len(set(names)) < len(names):
+        raise ValueError(f"Two rewards have the same name among {names}: rename one, TRL would merge their metrics.")
+    if unknown:
+        raise ValueError(
+            f"WEIGHTS names {unknown[0]!r}, but the rewards are {', '.join(names)}: correct the name, or remove it."
+        )
+    if not any(weights.values()):
+        raise ValueError("Every weight is 0: give at least one reward a weight.")
+
+
+def score_each(functions: Sequence[Any], rows: Sequence, groups: Sequence) -> tuple[dict, dict, dict]:
+    """By name: scores, shape (groups, completions), NaN for None; what was raised; how many a service failed to score."""
+    score_groups([], rows, groups)  # rows that do not fit together are no reward's fault: let them raise here
+    columns, errors, failed = {}, {}, {}
+    for function in functions:
+        name, before = function.__name__, getattr(function, "failures", 0)
+        try:
+            scores = score_groups([function], rows, groups)[name].astype(float).to_numpy()
+            if np.isinf(scores).any():
+                raise ValueError("it returned inf, which makes the advantages of the whole group NaN")
+            columns[name] = scores.reshape(len(groups), -1)
+        except Exception as error:  # the reader's code: it may raise anything
+            errors[name] = f"{type(error).__name__}: {error}"[:400]
+        failed[name] = getattr(function, "failures", 0) - before
+    return columns, errors, failed
+
+
+def spread(scores: np.ndarray) -> dict[str, Any]:
+    """Mean, sample standard deviation within the groups, and where there is none; scores: (groups, completions)."""
+    valid = scores[~np.isnan(scores)]
+    within = pd.DataFrame(scores).std(axis=1).fillna(0.0)
+    return {
+        "mean": float(valid.mean()) if valid.size else None,
+        "spread_within_groups": float(within.mean()),
+        "groups_without_spread": float((within < SAME).mean()),
+        "none_share": float(np.isnan(scores).mean()),
+        "constant": bool(valid.size and np.ptp(valid) < SAME),
+    }
+
+
+def declares_range(function: Any) -> bool:
+    return bool(np.isfinite([getattr(function, "low", np.nan), getattr(function, "high", np.nan)]).all())
+
+
+def measure(function: Any, weight: float, scores: np.ndarray | None) -> dict[str, Any]:
+    """One reward's line of the record; `low` and `high` are those seen where the function declares none."""
+    if scores is None:
+        return {"weight": float(weight), **dict.fromkeys(spread(np.zeros((1, 2)))), "low": None, "high": None}
+    valid = scores[~np.isnan(scores)]
+    low, high = (
+        (valid.min(), valid.max()) if valid.size and np.ptp(valid) > SAME else (0.0, 1.0)
+    )  # all 0 is not the top
+    low, high = (function.low, function.high) if declares_range(function) else (low, high)
+    return {"weight": float(weight), **spread(scores), "low": float(low), "high": float(high)}
+
+
+def pass_section(
+    functions: Sequence[Any], lines: dict[str, dict[str, Any]], columns: dict[str, np.ndarray], total: np.ndarray
+) -> dict[str, Any]:
+    """Which score decides that a completion is right, and pass@k for k = 1, 2, 4, … with intervals.
+
+    The weighted reward that claims correctness decides, the heaviest where there are several; without
+    one, the highest total that the weights allow. A prompt that it gives only None is left out.
+    """
+    used = [f for f in functions if lines[f.__name__]["weight"] and not lines[f.__name__]["error"]]
+    claims = [f for f in used if getattr(f, "claims_correctness", False) and lines[f.__name__]["weight"] > 0]
+    if claims:
+        used = [max(claims, key=lambda f: lines[f.__name__]["weight"])]
+        by = used[0].__name__
+        scores, top = columns[by], lines[by]["high"]
+    else:
+        by, scores, asked = "total", total, [lines[f.__name__] for f in used]
+        top = sum(line["weight"] * line["high" if line["weight"] > 0 else "low"] for line in asked)
+    judged = scores[~np.isnan(scores).all(axis=1)]
+    right = (judged >= top - SAME).sum(axis=1)
+    size = scores.shape[1]
+    sizes = [2**i for i in range(size.bit_length()) if 2**i < size] + [size]
+    guessed = "" if all(map(declares_range, used)) else ", assumed from the scores seen: it declares no range"
+    return {
+        "decided_by": by,
+        "right_when": f"{by} reaches {top:g}{guessed}",
+        "claims_correctness": bool(claims),
+        "prompts": len(judged),
+        "right": int(right.sum()),
+        "at": {str(k): share_interval([pass_at_k(size, int(c), k) for c in right], 0, 1) for k in sizes}
+        if len(judged)
+        else {},
+    }
+
+
+def correlation(columns: dict[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
+    """Pearson correlation of the rewards within the groups: each score minus its group's mean, as GRPO sees it.
+
+    None where a reward never varies within a group, or two rewards share no scored completion.
+    """
+    centred = {}
+    for name, scores in columns.items():
+        frame = pd.DataFrame(scores)
+        centred[name] = (
+            frame.sub(frame.mean(axis=1), axis=0).round(9).to_numpy().ravel()
+        )  # rounded: noise must not correlate
+    table = pd.DataFrame(centred).corr()
+    return {a: {b: None if np.isnan(r) else float(r) for b, r in table[a].items()} for a in table}
+
+
+def aha(texts: Sequence[str]) -> dict[str, Any]:
+    """Share of completions with any word of reconsidering, and how many have each: nothing to credit training with."""
+    hits = {
+        word: [bool(re.search(rf"\b(?:{pattern})\b", text.replace("’", "'"), re.IGNORECASE)) for text in texts]
+        for word, pattern in AHA.items()
+    }
+    return {
+        "share": float(np.any(list(hits.values()), axis=0).mean()),
+        "words": {word: sum(seen) for word, seen in hits.items()},
+    }
+
+
+def judge(record: dict[str, Any]) -> dict[str, Any]:
+    """Verdict, reasons and advice: the worst of all findings, all of them listed."""
+    findings = broken(record)
+    if any(line["weight"] and not line["error"] for line in record["rewards"].values()):
+        found = [*about_right(record), *about_signal(record), *about_rewards(record), *about_length(record)]
+        if record["completions"] < ENOUGH and any(finding.verdict == "no-go" for finding in found):
+            more = f"Sample at least {ENOUGH} completions: {record['completions']} are too few to say no-go."
+            found = [Finding("weak", finding.reason, (more, *finding.advice)) for finding in found]
+        findings += found
+    findings = findings or [Finding("go", headroom(record))]
+    findings.sort(key=lambda finding: ("no-go", "weak", "go").index(finding.verdict))
+    return {
+        "verdict": findings[0].verdict,
+        "reasons": [finding.reason for finding in findings],
+        "advice": list(dict.fromkeys(line for finding in findings for line in finding.advice)),
+    }
+
+
+def headroom(record: dict[str, Any]) -> str:
+    n, size, passed = record["groups"], record["group_size"], record["pass"]
+    differ = n - round(n * record["total"]["groups_without_spread"])
+    first, last = (percent(passed["at"][str(k)]["estimate"]) for k in (1, size))
+    return (
+        f"in {differ} of {n} groups ({percent(differ / n)}) the completions differ in total reward, "
+        f"and by {passed['decided_by']} pass@1 is {first}, pass@{size} {last}: that headroom is what GRPO can turn into pass@1"
+    )
+
+
+def broken(record: dict[str, Any]) -> list[Finding]:
+    return [
+        Finding("no-go", f"{name} failed: {line['error']}", (f"Repair {name}, and call it on one completion by hand.",))
+        if line["weight"]
+        else Finding(
+            "weak", f"{name} failed, but has weight 0: {line['error']}", (f"Repair {name} before it gets a weight.",)
+        )
+        for name, line in record["rewards"].items()
+        if line["error"]
+    ]
+
+
+def about_right(record: dict[str, Any]) -> list[Finding]:
+    """Whether the reward that decides what is right says: always, never, hardly ever, or nothing at all."""
+    passed, size = record["pass"], record["group_size"]
+    name, at = passed["decided_by"], passed["at"]
+    others = [
+        other for other in weighted(record) if other != name and signal_share(record["rewards"][other]) >= NO_SIGNAL
+    ]
+    if not at:
+        advice = f"Compare the column that {name} reads with what it expects, and look at one gold answer."
+        return [
+            Finding(
+                "no-go", f"{name} is None on all {record['completions']} completions: nothing can be judged", (advice,)
+            )
+        ]
+    if at["1"]["estimate"] >= SOLVED - SAME:
+        return [solved(record, others if passed["claims_correctness"] else [])]
+    if not passed["claims_correctness"]:
+        return []  # a graded total can be climbed without anybody ever at its top
+    if not passed["right"]:
+        return [never_right(record, others)]
+    if at[str(size)]["estimate"] < RARE:
+        reason = f"pass@{size} is {percent(at[str(size)]['estimate'])} by {name}: few groups hold a right completion to amplify"
+        return [Finding("weak", reason, ("Take a larger group (num_generations), or easier data first.",))]
+    return []
+
+
+def solved(record: dict[str, Any], others: list[str]) -> Finding:
+    passed = record["pass"]
+    right, judged = passed["right"], passed["prompts"] * record["group_size"]
+    seen = f"{right} of {judged} completions are right by {passed['decided_by']} (pass@1 {percent(right / judged)})"
+    if others:
+        advice = "Take harder data, or train on if the style is all that you want."
+        return Finding("weak", f"{seen}: only the style ({', '.join(others)}) remains to be learned", (advice,))
+    return Finding("no-go", f"{seen}: nothing to learn", (HARDER,))
+
+
+def never_right(record: dict[str, Any], others: list[str]) -> Finding:
+    passed, size = record["pass"], record["group_size"]
+    name, bound = passed["decided_by"], percent(passed["at"][str(size)]["high"])
+    reason = f"none of {passed['prompts']} × {size} completions is right by {name} (pass@{size} at most {bound}, 95 % interval)"
+    if signal_share(record["rewards"][name]) >= NO_SIGNAL:
+        return Finding("weak", f"{reason}: only its partial scores can be climbed", FAILING)
+    left = f"only {', '.join(others)} could be learned, not the task" if others else "nothing to amplify"
+    check = f"First see that {name} gives a perfect completion its top score."
+    longer = (LONGER,) if record["clipped_share"] > CUT else ()  # what is cut before its answer cannot be right
+    return Finding("no-go", f"{reason}: {left}", (check, *longer, *FAILING))
+
+
+LONGER = "Raise max_completion_length, unless the completions only ramble."
+HARDER = "Take harder data: problems that the base often gets wrong."
+FAILING = (
+    "Take easier data, or mix some in.",
+    "Run SFT on worked examples first.",
+    "Add a softer reward that tells a near miss from a complete one.",
+    "Try another base model.",
+)
+
+
+def about_signal(record: dict[str, Any]) -> list[Finding]:
+    """Groups without spread in the total, with advice that depends on whether they succeed, fail or agree."""
+    n, share = record["groups"], signal_share(record["total"])
+    if share >= LITTLE_SIGNAL:
+        return []
+    same = n - round(n * share)
+    reason = f"in {same} of {n} groups all completions have the same total reward: GRPO learns nothing from those"
+    advice = (
+        "Take a larger group (num_generations) or a higher temperature.",
+        "Drop prompts that are always solved or never.",
+    )
+    if record["pass"]["at"]:
+        first = record["pass"]["at"]["1"]["estimate"]
+        advice = (HARDER,) if first >= SOLVED - SAME else FAILING if first <= 1 - SOLVED else advice
+    return [Finding("no-go" if share < NO_SIGNAL else "weak", reason, advice)]
+
+
+def about_rewards(record: dict[str, Any]) -> list[Finding]:
+    """What single weighted rewards do wrong: constant, often None, or against correctness."""
+    found, by, n = [], record["pass"]["decided_by"], record["completions"]
+    for name in weighted(record):
+        line = record["rewards"][name]
+        if line["constant"] and name != by:  # of the deciding one `about_right` has said it
+            where = f"{name} gave {line['mean']:g} to all {n - round(n * line['none_share'])} completions"
+            if line["mean"] >= line["high"] - SAME:
+                found.append(Finding("weak", f"{where}: it adds nothing", (f"Set the weight of {name} to 0.",)))
+            else:
+                reason = f"{where}: too strict, or a bug such as a regex without DOTALL"
+                found.append(
+                    Finding("weak", reason, (f"Try {name} on a perfect completion; soften it if that scores well.",))
+                )
+        if line["failed"] > NONE_SHARE * n:
+            reason = f"{name} could not score {line['failed']} of {n} completions: what it depends on did not answer"
+            found.append(
+                Finding("weak", reason, (f"See the warning that {name} logged, and make its service answer.",))
+            )
+        elif line["none_share"] > NONE_SHARE and (name != by or record["pass"]["at"]):
+            reason = f"{name} is None on {percent(line['none_share'])} of the completions, which counts as 0 there"
+            found.append(
+                Finding("weak", reason, (f"Drop rows whose gold answer {name} cannot score, or correct their column.",))
+            )
+        against = record["correlation"].get(by, {}).get(name)
+        if name != by and against is not None and against * np.sign(line["weight"]) < PULL:
+            reason = f"{name}, as weighted, and {by} pull apart: correlation {against:+.2f} within the groups"
+            found.append(
+                Finding("weak", reason, (f"Lower the weight of {name}, or pay for it only where the answer is right.",))
+            )
+    return found
+
+
+def about_length(record: dict[str, Any]) -> list[Finding]:
+    if record["clipped_share"] <= CUT:
+        return []
+    reason = f"{percent(record['clipped_share'])} of the completions are cut at the token limit, before their answer"
+    return [Finding("weak", reason, (LONGER,))]
+
+
+def weighted(record: dict[str, Any]) -> list[str]:
+    return [name for name, line in record["rewards"].items() if line["weight"] and not line["error"]]
+
+
+def signal_share(line: dict[str, Any]) -> float:
+    return round(1.0 - line["groups_without_spread"], 9)  # 1 - 0.9 is to be 0.1, which is not below 10 %
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def signal_table(record: dict[str, Any]) -> pd.DataFrame:
+    """One line a reward, and the total: how it spreads within the groups. Empty cells where it failed."""
+    lines = {**record["rewards"], "total": record["total"]}
+    columns = {
+        "weight": "weight",
+        "mean": "mean",
+        "spread_within_groups": "spread within groups",
+        "groups_without_spread": "share of groups without spread",
+        "none_share": "share of None",
+    }
+    return pd.DataFrame(lines).T[list(columns)].astype(float).rename(columns=columns)
+
+
+def facts_table(record: dict[str, Any]) -> pd.DataFrame:
+    """What the base policy can do and how it writes, with 95 % intervals where they are known."""
+    passed = record["pass"]
+    lines = {
+        f"pass@{k}, by {passed['decided_by']}": (
+            percent(at["estimate"]),
+            f"{percent(at['low'])} to {percent(at['high'])}",
+        )
+        for k, at in passed["at"].items()
+    }
+    lines["cut at the token limit"] = (percent(record["clipped_share"]), "")
+    lines["mean tokens"] = (f"{record['mean_tokens']:.0f}", "")
+    if record["completions_per_second"]:
+        lines["completions per second"] = (f"{record['completions_per_second']:.1f}", "")
+    said = ", ".join(f"{word} {count}" for word, count in record["aha"]["words"].items() if count)
+    lines["with words of reconsidering"] = (percent(record["aha"]["share"]) + (f" ({said})" if said else ""), "")
+    return pd.DataFrame(lines, index=["value", "95 % interval"]).T
+
+
+def verdict_text(record: dict[str, Any]) -> str:
+    """The verdict with its reasons, and what to change, a line each."""
+    first, *rest = record["reasons"]
+    lines = [f"{record['verdict']}: {first}", *(f"  also: {reason}" for reason in rest)]
+    if record["advice"]:
+        lines += ["What to change:", *(f"  - {line}" for line in record["advice"])]
+    return "\n".join(lines)

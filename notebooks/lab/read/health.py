@@ -1,0 +1,138 @@
+"""Is this GRPO run healthy? Named rules over its log, with thresholds, their reasons and what to do.
+
+`diagnose(log)` gives one finding a rule, for the last row of the log: called after every step it watches
+a run, called once it judges a finished one. It is a pure function of the rows, so trouble that came and went is
+found by calling it on the rows up to then.
+
+| verdict      | meaning                                                                             |
+|--------------|-------------------------------------------------------------------------------------|
+| critical     | the run is wasted or broken from here: stop it and change something                 |
+| warn         | look at it: what is measured is outside of what healthy runs show                   |
+| ok           | measured, and nothing to do; a run that has solved its task is ok                   |
+| too early    | fewer steps than the rule needs: nothing is said from noise                         |
+| not measured | the log lacks what the rule looks at; the message says why                          |
+
+Rewards are taken to lie in [0, 1], as those of `rewards.py` do. A reward that was edited while training goes on as
+`name_v2`: it is the same series, but rules that compare totals with earlier ones begin anew at the edit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from lab.read.health_rules import MOVED, RULES, TREND_NOTE, TREND_STEPS, Rule, last
+from lab.read.run_log import CORRECTNESS, SAME, WINDOW, RunLog, read_log
+
+
+class Finding(NamedTuple):
+    rule: str
+    value: float | None
+    threshold: float
+    verdict: str
+    since: int | None  # the step from which on the rule has held without a break
+    message: str
+    advice: str
+
+
+def diagnose(
+    log: pd.DataFrame,
+    *,
+    correctness: Sequence[str] = CORRECTNESS,
+    format_names: Sequence[str] | None = None,
+) -> list[Finding]:
+    """One finding for each of RULES, in their order, for the last row of the log.
+
+    Args:
+        log: one row a training step, columns as TRL logs them; rows of evaluations are skipped.
+        correctness: the rewards that decide what is right, without version; with several, their mean counts.
+        format_names: the rewards that a policy could raise without being right; None: all others.
+    """
+    run = read_log(log, correctness, format_names)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return [judge(rule, run) for rule in RULES]
+
+
+def judge(rule: Rule, whole: RunLog) -> Finding:
+    def found(verdict: str, message: str, value: float | None = None, since: int | None = None) -> Finding:
+        return Finding(rule.name, value, rule.threshold, verdict, since, message, rule.advice)
+
+    run = whole.after(rule.restarts)
+    missing = [reason for name in rule.needs if (reason := whole.missing(name))]
+    if missing and len(whole):
+        return found("not measured", missing[0])
+    if len(run) < rule.steps:
+        anew = f" since the {rule.restarts} was changed at step {run.steps[0]:.0f}" if len(run) < len(whole) else ""
+        return found("too early", f"needs {rule.steps} steps{anew}, and has {len(run)}")
+    reading = rule.check(run)
+    value = last(reading.value)
+    if np.isnan(value):
+        return found("not measured", f"too few of the last steps have {' and '.join(rule.needs)}")
+    if not reading.warn[-1]:
+        return found("ok", reading.note or "fine", value)
+    critical = reading.critical is not None and reading.critical[-1]
+    return found("critical" if critical else "warn", reading.said, value, first_step(run, reading.warn))
+
+
+def first_step(run: RunLog, trouble: np.ndarray) -> int:
+    """The step from which on there was trouble at every step up to the last."""
+    fine = np.flatnonzero(~trouble)
+    return int(run.steps[fine[-1] + 1 if fine.size else 0])
+
+
+def sick(findings: Sequence[Finding]) -> list[Finding]:
+    """What needs a person: critical findings first, then warnings."""
+    return sorted((f for f in findings if f.verdict in ORDER[:2]), key=lambda f: ORDER.index(f.verdict))
+
+
+ORDER = ("critical", "warn", "ok", "too early", "not measured")
+
+
+def table(findings: Sequence[Finding]) -> pd.DataFrame:
+    """The findings for a person, worst first. The last column says what to do, or why there is nothing to do."""
+    sense = {rule.name: rule.sense for rule in RULES}
+    ordered = sorted(findings, key=lambda f: ORDER.index(f.verdict))
+    lines = [
+        {
+            "rule": f.rule,
+            "value": "" if f.value is None else f"{f.value:.3g}",
+            "threshold": f"{sense[f.rule]} {f.threshold:g}",
+            "verdict": f.verdict,
+            "since step": "" if f.since is None else str(f.since),
+            "advice": f"{f.message}. {f.advice}" if f.verdict in ORDER[:2] else f.message,
+        }
+        for f in ordered
+    ]
+    return pd.DataFrame(lines, columns=["rule", "value", "threshold", "verdict", "since step", "advice"])
+
+
+class Convergence(NamedTuple):
+    trend: str  # rising, flat, falling or too early
+    slope: float | None  # points of reward a step
+    error: float | None  # standard error of the slope
+    steps: int  # that it was measured on
+    sentence: str
+
+
+def convergence(log: pd.DataFrame, *, window: int = TREND_STEPS) -> Convergence:
+    """The slope of the total reward over the last `window` steps (least squares), since the last edit of a reward."""
+    run = read_log(log, (), None)
+    steps, values = (run.after("reward").steps, run.after("reward").series.get("reward", np.zeros(0)))
+    known = np.isfinite(values)
+    steps, values = (part[known][-window:] for part in (steps, values)) if known.size else (np.zeros(0),) * 2
+    note = f" {TREND_NOTE}" if len(run) < 50 else ""
+    if len(values) < WINDOW:
+        return Convergence("too early", None, None, len(values), f"{len(values)} steps are too few for a trend.{note}")
+    x = steps - steps.mean()
+    slope = float(x @ values / (x @ x))
+    left = values - values.mean() - slope * x
+    spread = float(np.sqrt(left @ left / (len(values) - 2) / (x @ x)))
+    trend = "flat" if abs(slope) <= max(MOVED * spread, SAME) else "rising" if slope > 0 else "falling"
+    how = {"rising": "rises by", "falling": "falls by", "flat": "shows no clear trend:"}[trend]
+    size = f"{abs(slope):.2g}" if trend != "flat" else f"{slope:+.2g}"
+    about = f"± {spread if spread > SAME else 0:.2g}, last {len(values)} logged steps"
+    sentence = f"The reward {how} {size} points a step ({about}).{note if trend == 'flat' else ''}"
+    return Convergence(trend, slope, spread, len(values), sentence)

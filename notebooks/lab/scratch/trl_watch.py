@@ -1,0 +1,114 @@
+"""Watching a GRPOTrainer while it trains: the tokens, scores, weights, losses and gradients of each of its steps.
+
+Notebook 00 computes the same from the tokens, the scores and the weights alone, and compares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+Weights = dict[str, torch.Tensor]
+Places = dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]  # prompt and completion, as token ids -> places
+
+
+@dataclasses.dataclass
+class Step:
+    """One optimizer step of a trainer.
+
+    Attributes:
+        weights: what was trained, as it stood before the step, by name.
+        batches: what each micro-batch was computed from, as the trainer has it: `prompt_ids` (B, P), `completion_ids`
+            (B, T), `completion_mask` (B, T), `advantages` (B,), …; and `place` (B,): where each completion stood
+            when it was scored, the completions of one prompt side by side.
+        losses: the trainer's loss of each micro-batch. They add up to that of the step.
+        gradients: what the optimizer was given, by name.
+    """
+
+    weights: Weights
+    batches: list[dict[str, torch.Tensor]] = dataclasses.field(default_factory=list)
+    losses: list[float] = dataclasses.field(default_factory=list)
+    gradients: Weights = dataclasses.field(default_factory=dict)
+
+
+class Watch(TrainerCallback):
+    """Records every step of one trainer: `reward_funcs=watch.scores(f)`, then `watch.attach(trainer)` before training.
+
+    Everything passes through places that TRL offers: the reward function, `compute_loss`, the callbacks.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.rewards = torch.empty(0)  # (B,) scores of the last generation, the completions of a prompt side by side
+        self._prompts: Sequence[Any] = ()
+        self._completions: Sequence[Sequence[int]] = ()
+        self._free: Places = {}  # of the step, not yet given to a row
+
+    def scores(self, function: Callable[..., list[float]]) -> Callable[..., list[float]]:
+        """The reward function, with what it is asked and what it answers written down."""
+
+        @functools.wraps(function)
+        def watched(
+            prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any, **columns: Any
+        ) -> list[float]:
+            given = function(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
+            self.rewards = torch.tensor(given, dtype=torch.float32)
+            self._prompts, self._completions = list(prompts), [list(ids) for ids in completion_ids]
+            return given
+
+        return watched
+
+    def attach(self, trainer: Any) -> Any:
+        """Hangs on to a trainer, which is given back."""
+        plain, tokenizer = trainer.compute_loss, trainer.processing_class
+
+        def compute_loss(model: Any, inputs: dict[str, Any], *more: Any, **named: Any) -> torch.Tensor:
+            loss = plain(model, inputs, *more, **named)
+            kept = {name: value.detach().clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+            if not self.steps[-1].batches:
+                self._free = self._every_place(tokenizer)
+            self.steps[-1].batches.append(kept | {"place": self._places(kept)})
+            self.steps[-1].losses.append(loss.item())
+            return loss
+
+        trainer.compute_loss = compute_loss
+        trainer.add_callback(self)
+        return trainer
+
+    def on_step_begin(self, *_: Any, model: Any, **__: Any) -> None:
+        self.steps.append(
+            Step({name: one.detach().clone() for name, one in model.named_parameters() if one.requires_grad})
+        )
+
+    def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
+        self.steps[-1].gradients = {
+            name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None
+        }
+
+    def _every_place(self, tokenizer: Any) -> Places:
+        """Where each prompt with its completion, as token ids, stood when it was scored; twice the same has two places."""
+        chats = tokenizer.apply_chat_template(
+            self._prompts, add_generation_prompt=True, tokenize=True, return_dict=True
+        )
+        places: Places = defaultdict(list)
+        for place, (prompt, completion) in enumerate(zip(chats["input_ids"], self._completions, strict=True)):
+            places[tuple(prompt), tuple(completion)].append(place)
+        return places
+
+    def _places(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The places (B,) of a micro-batch's rows, which TRL has shuffled; each place is given once a step.
+
+        Raises:
+            KeyError: for a row that was not scored. A prompt that stands in the data twice would mix two groups up.
+        """
+        rows = zip(
+            *(batch[f"{part}_{kind}"] for part in ("prompt", "completion") for kind in ("ids", "mask")), strict=True
+        )
+        keys = [(tuple(p[pm.bool()].tolist()), tuple(c[cm.bool()].tolist())) for p, pm, c, cm in rows]
+        return torch.tensor([self._free[key].pop(0) for key in keys])

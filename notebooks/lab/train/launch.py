@@ -1,0 +1,167 @@
+"""`make train NPROC=2`: notebook 03 as a script, started in several processes by torchrun or accelerate.
+
+    python -m lab.train.launch --nproc 2 --set MAX_STEPS=20          # gloo on a CPU, DDP on GPUs
+    python -m lab.train.launch --nproc 8 --config zero3              # sharded weights; `lab/configs/` says when
+
+The script has the notebook's cells as they are; `--set` goes where papermill would put its parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from lab.files import ROOT, STOP, output_folder, relative, write_text
+
+CONFIGS = ROOT / "notebooks" / "lab" / "configs"
+SHARDED = ("fsdp", "zero3")
+PLAIN = {
+    "BACKEND": "trl",
+    "MORE_SETTINGS": {"load_in_4bit": False},
+}  # Unsloth's loader and 4-bit weights are not sharded here
+
+
+# of several processes the first one speaks; errors come from all
+ONE_VOICE = """import os
+import sys
+
+if int(os.environ.get("RANK", "0")):
+    sys.stdout = open(os.devnull, "w")"""
+
+
+def export_script(path: Path, parameters: dict[str, Any], notebook: str = "03_train_grpo") -> Path:
+    """Writes the notebook's code cells as a script, with these values after its parameters cell.
+
+    Raises ValueError for a name that the parameters cell does not have.
+    """
+    import nbformat
+
+    cells = [
+        cell for cell in nbformat.read(ROOT / "notebooks" / f"{notebook}.ipynb", 4).cells if cell.cell_type == "code"
+    ]
+    parts = [
+        f'"""Notebook {notebook} as a script. Made by lab.train.launch; change the notebook, not this file."""',
+        ONE_VOICE,
+    ]
+    for cell in cells:
+        parts.append(cell.source)
+        if "parameters" in cell.metadata.get("tags", []):
+            known = [node.targets[0].id for node in ast.parse(cell.source).body if isinstance(node, ast.Assign)]
+            unknown = [name for name in parameters if name not in known]
+            if unknown:
+                raise ValueError(f"{notebook} has no parameter {unknown[0]!r}; it has: {', '.join(known)}.")
+            parts.append(
+                "# set for this launch\n" + "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
+            )
+    return write_text(path, "\n\n\n".join(parts) + "\n")
+
+
+def on_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def command(script: Path, nproc: int, config: str) -> list[str]:
+    """How to start the script in `nproc` processes."""
+    if on_gpu():
+        file = CONFIGS / f"{config}.yaml"
+        return [
+            sys.executable,
+            "-m",
+            "accelerate.commands.launch",
+            "--config_file",
+            str(file),
+            "--num_processes",
+            str(nproc),
+            str(script),
+        ]
+    # `accelerate launch --cpu --num_processes 2` silently runs one process
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(nproc), str(script)]
+
+
+def environment(nproc: int) -> dict[str, str]:
+    """What the processes find in their environment; on a CPU they share its cores instead of fighting for them."""
+    # what was on the path before stays: there are machines whose packages lie in a folder of their own
+    paths = [str(ROOT), str(ROOT / "notebooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "GRPO_NOTEBOOKS": str(ROOT)}
+    if not on_gpu():
+        found |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": str(threads(nproc))}
+    return found
+
+
+def threads(nproc: int) -> int:
+    """A process's share of the cores, or fewer where fewer were asked for."""
+    share, asked = max(1, (os.cpu_count() or 1) // nproc), os.environ.get("OMP_NUM_THREADS", "")
+    return min(share, int(asked)) if asked.isdigit() and int(asked) else share
+
+
+def launch(nproc: int = 1, config: str = "ddp", parameters: dict[str, Any] | None = None) -> int:
+    """Exports notebook 03 and runs it; returns the exit status."""
+    names = sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem != "vllm_serve")
+    if config not in names:
+        raise ValueError(f"There is no config {config!r}: they are {', '.join(names)}.")
+    parameters = dict(parameters or {})
+    if config in SHARDED:
+        parameters |= {
+            "BACKEND": PLAIN["BACKEND"],
+            "MORE_SETTINGS": {**PLAIN["MORE_SETTINGS"], **parameters.get("MORE_SETTINGS", {})},
+        }
+    script = export_script(output_folder(parameters.get("OUTPUTS", "outputs")) / "train.py", parameters)
+    started = command(script, nproc, config)
+    print(
+        f"{relative(script)}: {nproc} process{'es' * (nproc > 1)}, {config if on_gpu() else 'gloo on the CPU'}",
+        flush=True,
+    )
+    # in a session of its own: torchrun would end its processes at a Ctrl-C, within a step
+    process = subprocess.Popen(started, env=environment(nproc), cwd=ROOT / "notebooks", start_new_session=True)
+    return wait(process, script.parent / "run" / STOP)
+
+
+def wait(process: subprocess.Popen, stop: Path) -> int:
+    """Until it ends. The first Ctrl-C asks for an end after the step by a file; the second one ends it at once."""
+    asked = False
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            if asked or not stop.parent.is_dir():
+                process.terminate()
+            else:
+                print("Stopping after this step. Once more: stop at once.", flush=True)
+                stop.touch()
+            asked = True
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """`NAME=value` with a Python value; what is none is a string."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is no NAME=value")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nproc", type=int, default=1, help="processes: one a GPU, or shares of the CPU")
+    parser.add_argument("--config", default="ddp", help="ddp, fsdp or zero3; on a CPU it is always gloo")
+    parser.add_argument(
+        "--set", nargs="*", default=[], type=assignment, metavar="NAME=value", help="parameters of notebook 03"
+    )
+    arguments = parser.parse_args()
+    try:
+        sys.exit(launch(arguments.nproc, arguments.config, dict(arguments.set)))
+    except ValueError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""What the final answer is, and whether two answers are the same."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+import unicodedata
+from fractions import Fraction
+from typing import Any
+
+from scoring import formats
+from scoring.formats import is_visible
+from scoring.numbers import DRESSING, LONGEST_NUMBER, extract_number, number_and_unit, units_differ
+
+
+def split_completion(completion: str) -> tuple[str, str] | None:
+    """(reasoning, answer) of a strictly formatted completion, None for anything else.
+
+    Strict means: the reasoning, then the answer, both with content, each mark of the format exactly
+    once, and nothing but white space before, between and after.
+
+    >>> split_completion("<think>2 + 2 = 4</think> <answer>4</answer>")
+    ('2 + 2 = 4', '4')
+    >>> split_completion("<think>2 + 2 = 4</think> <answer>4</answer> Bye!") is None
+    True
+    """
+    return formats.FORMAT.split(completion)
+
+
+def extract_reasoning(completion: str) -> str | None:
+    """The reasoning, or None where there is none, several, or it is never closed.
+
+    >>> extract_reasoning("<think> 2 + 2 = 4 </think><answer>4</answer>")
+    '2 + 2 = 4'
+    """
+    return formats.FORMAT.reasoning(completion)
+
+
+def extract_answer(completion: str) -> str | None:
+    """The one answer that stands outside the reasoning, or None.
+
+    None as well for several answers, one inside a reasoning block that is never closed, or one that
+    is contradicted or taken back in the text around it: a completion that offers two answers has
+    not answered.
+
+    >>> extract_answer("<think>is it <answer>5</answer>?</think><answer> 4 </answer> I hope this helps!")
+    '4'
+    >>> extract_answer("<answer>4</answer><answer>5</answer>"), extract_answer("<answer>4</answer> No, it is 5.")
+    (None, None)
+    """
+    found = formats.FORMAT.find_answer(completion)
+    if found is None:
+        return None
+    before, answer, after = found
+    if (after and not after.isspace() and taken_back(answer, after)) or (before and other_answer(answer, before)):
+        return None
+    return answer
+
+
+NUMBER_IN_TEXT = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+RETRACTION = re.compile(
+    r"\b(?:wait|actually|correction|rather|instead|mistake|mistaken|wrong|incorrect|oops|sorry|ignore|forget|scratch that|take (?:it|that) back"
+    r"|i meant|not(?! hesitate)|no|or maybe|perhaps|maybe|alternatively|unsure|half|dozen|(?:hundred|thousand|[mbtr]+illion)s?|zero|two|three"
+    r"|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
+    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)\b|n't\b",
+    re.IGNORECASE,
+)
+ANSWER_IN_TEXT = re.compile(r"\banswer\s?(?:is|:|=)\s{0,3}[*$]{0,3}(-?\d[\d,]*(?:\.\d+)?)", re.IGNORECASE)
+LONGEST_TAIL = 2_000  # characters around an answer block that are searched; an answer before more than that is none
+
+
+def taken_back(answer: str, after: str) -> bool:
+    """Whether the text after an answer has another number, words that take the answer back, or goes on for pages."""
+    if len(after) > LONGEST_TAIL:
+        return True
+    value = extract_number(answer)
+    if any(extract_number(text.rstrip(",")) != value for text in NUMBER_IN_TEXT.findall(after)):
+        return True
+    return bool(RETRACTION.search(after)) or any(unicodedata.category(char) == "No" for char in after)
+
+
+def other_answer(answer: str, before: str) -> bool:
+    """Whether the text before an answer block calls another number the answer."""
+    value = extract_number(answer)
+    return any(extract_number(text.rstrip(",")) != value for text in ANSWER_IN_TEXT.findall(before[-LONGEST_TAIL:]))
+
+
+def final_text(completion: str) -> str:
+    """What a reader is told: the answer where there is one ("" if it is taken back), else the text outside the reasoning.
+
+    >>> final_text("<think>short?</think>A short summary.")
+    'A short summary.'
+    """
+    if formats.FORMAT.find_answer(completion) is None:
+        return formats.FORMAT.outside(completion).strip()
+    return extract_answer(completion) or ""
+
+
+def extract_gsm8k_answer(solution: str) -> str | None:
+    """The final answer of a GSM8K solution: what stands after its last `####`.
+
+    >>> extract_gsm8k_answer("48 / 2 = 24, and 48 + 24 = 72.\\n#### 72")
+    '72'
+    """
+    _, found, answer = solution.rpartition("####")
+    return answer.strip() or None if found else None
+
+
+def same_answer(given: str, gold: str) -> bool:
+    """True where both state the same value: numbers compared exactly, anything else as text.
+
+    Where both name a unit that is known and they differ, the answers differ.
+
+    >>> same_answer("1200.0", "$1,200"), same_answer("paris.", "Paris"), same_answer("18 million", "18")
+    (True, True, False)
+    >>> same_answer("3 hours", "3 minutes"), same_answer("3 h", "3 hours"), same_answer("3 hours", "3")
+    (False, True, True)
+    """
+    wanted = read_number(gold)
+    if wanted is None:
+        return same_text(given, gold)
+    found = read_number(given)
+    return found is not None and same_number(found, wanted)
+
+
+def read_number(text: str) -> tuple[Fraction, str] | None:
+    return number_and_unit(text) if len(text) <= LONGEST_NUMBER else None
+
+
+def same_number(found: tuple[Fraction, str], wanted: tuple[Fraction, str]) -> bool:
+    """Whether two numbers with their units are the same; 0.5% is not 0.5, though 50% may be called 50."""
+    if found[0] != wanted[0] or units_differ(found[1], wanted[1]):
+        return False
+    return not (found[1] == "percent" and not wanted[1] and abs(wanted[0]) < 1 and wanted[0])
+
+
+def same_text(given: str, gold: str) -> bool:
+    if len(given) > 4 * len(gold) + 100:  # no dressing is that long; and normalising hostile text takes quadratic time
+        return False
+    return plain_text(given) == plain_text(gold) != ""
+
+
+SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹]+")  # compatibility forms would make 122 of 12²
+
+
+def plain_superscript(match: re.Match) -> str:
+    return f"^{{{unicodedata.normalize('NFKC', match[0])}}}"
+
+
+def plain_text(text: str) -> str:
+    """A text answer without case, dressing, final stop and repeated white space."""
+    text = SUPERSCRIPTS.sub(plain_superscript, text)
+    text = unicodedata.normalize("NFKC", text).casefold().strip(DRESSING + "$").removesuffix(".")
+    return " ".join(text.strip(DRESSING + "$").split())
+
+
+def gold_text(gold: Any) -> str | None:
+    """The gold answer as text, a GSM8K solution's after its `####`; None where there is none to compare with.
+
+    >>> gold_text("48 + 24 = 72\\n#### 72"), gold_text(7.0), gold_text(" "), gold_text(float("nan")), gold_text([7])
+    ('72', '7.0', None, None, None)
+    """
+    if (
+        gold is None
+        or isinstance(gold, (list, tuple, dict, set, bytes))
+        or type(gold).__name__ in ("NAType", "NaTType")
+    ):
+        return None
+    if isinstance(gold, float) and not math.isfinite(gold):
+        return None
+    try:
+        text = str(gold)
+    except ValueError:  # an int of more digits than Python turns into text
+        return None
+    if "####" in text:
+        text = extract_gsm8k_answer(text) or ""
+    return text if is_visible(text.strip(DRESSING)) else None
+
+
+CHOICE = re.compile(
+    r"(?:(?:the )?(?:correct )?(?:answer|option|choice)(?: is)?:? )?\(?([a-z])\)?(?:[.):]|\s|$)\s*(.*)", re.DOTALL
+)
+LONGEST_CHOICE = 200  # characters around the text of a choice
+
+
+def choice_index(answer: Any, texts: list[str]) -> int | None:
+    """Which choice the gold means, from 0: a choice's text, an index, or a letter; None for none."""
+    if isinstance(answer, numbers.Integral) and not isinstance(answer, bool):
+        return int(answer) if 0 <= answer < (len(texts) or 26) else None
+    gold = plain_text(gold_text(answer) or "")
+    if gold in texts:
+        return texts.index(gold)
+    match = CHOICE.fullmatch(gold)
+    index = ord(match[1]) - ord("a") if match else -1
+    return index if 0 <= index < (len(texts) or 26) else None

@@ -1,0 +1,206 @@
+"""Code in a completion: finding it, parsing it, and the sandbox that runs it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import threading
+import warnings
+from typing import Any
+
+from scoring import formats
+from scoring.answers import final_text
+from scoring.contract import question_text
+
+PYTHON_NAMES = {"py", "python", "python3", "ipython"}
+CODE_START = re.compile(r"(?:def |class |async def |import |from |@|return |[ \t]+\S)")
+DEFINITION = re.compile(r"(?:def |class |async def |import |from |@)")
+CODE_LINE = re.compile(
+    r"[ \t]|(?:def|class|async|import|from|if|for|while|with|try|except|finally|else|elif)\b|[@#)\]}]|[\w., ]+=|$"
+)
+LONGEST_CODE = 100_000  # characters of an answer without fences that are tried as code
+MOST_BEFORE, LONGEST_HELPER = 8, 10_000  # blocks before the function that may hold its helpers, characters of one
+MOST_STARTS = 5  # lines of prose that look like the start of code, before the search for code among prose ends
+
+
+def extract_code(completion: str, entry_point: str | None = None) -> str | None:
+    """The Python code of a chat answer, or None.
+
+    Of the answer block where there is one (which then holds nothing but the code, fenced or bare), else
+    of the text outside the reasoning: of its fenced blocks the last that defines the entry point (with imports
+    and helpers of blocks before it), else the last marked as Python, else the last; without fences the text
+    itself where it is code (a module, or the body of a function), else the part of it that is.
+
+    >>> extract_code("Here it is:\\n```python\\ndef f():\\n    return 1\\n```")
+    'def f():\\n    return 1\\n'
+    >>> extract_code("You can use a loop.") is None
+    True
+    """
+    completion = completion.removeprefix("\ufeff")
+    answered = formats.FORMAT.find_answer(completion) is not None
+    text = final_text(completion) if answered else formats.FORMAT.outside(completion)
+    if not answered and any(len(mark) > 1 and mark in text for mark in formats.FORMAT.marks):
+        return None  # several answers, or one that is never closed: it has not answered
+    blocks = fenced_blocks(text)
+    if blocks:
+        defining = [i for i, (_, code) in enumerate(blocks) if entry_point and defines(code, entry_point)]
+        if defining:
+            before = [
+                code
+                for name, code in blocks[max(0, defining[-1] - MOST_BEFORE) : defining[-1]]
+                if name in ("", *PYTHON_NAMES) and prepares(code, entry_point)
+            ]
+            return "".join([*before, blocks[defining[-1]][1]])
+        python = [code for name, code in blocks if name in PYTHON_NAMES]
+        return (python or [code for _, code in blocks])[-1]
+    text = text.rstrip() if answered else text
+    if len(text) > LONGEST_CODE:
+        return None
+    if (CODE_START.match(text.lstrip("\r\n")) or entry_point and defines(text, entry_point)) and is_python(text):
+        return text
+    return None if answered else code_among_prose(text, entry_point)
+
+
+def defines(code: str, entry_point: str) -> bool:
+    """Whether a line of the code begins the definition of that name."""
+    return (
+        re.search(
+            rf"^(?:async\s+)?(?:def|class)\s+{re.escape(entry_point)}\b|^{re.escape(entry_point)}\s*=",
+            code,
+            re.MULTILINE,
+        )
+        is not None
+    )
+
+
+def prepares(code: str, entry_point: str) -> bool:
+    """Whether the code is nothing but imports and definitions of other names."""
+    if len(code) > LONGEST_HELPER:
+        return False
+    tree, kinds = parsed(code), (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+    return tree is not None and all(
+        isinstance(node, kinds) and getattr(node, "name", "") != entry_point for node in tree.body
+    )
+
+
+def code_among_prose(text: str, entry_point: str | None = None) -> str | None:
+    """The last run of lines that is a module with a definition in it; with a name, the last that defines it."""
+    lines, found, tried, i = text.splitlines(), [], 0, 0
+    while i < len(lines) and tried < MOST_STARTS:
+        if not DEFINITION.match(lines[i]):
+            i += 1
+            continue
+        end = next((j for j in range(i + 1, len(lines)) if not CODE_LINE.match(lines[j])), len(lines))
+        code, tried = "\n".join(lines[i:end]).rstrip() + "\n", tried + 1
+        if ("def " in code or "class " in code) and is_python(code):
+            found.append(code)
+            i = end
+        else:
+            i += 1
+    named = [code for code in found if entry_point and defines(code, entry_point)]
+    return (named or found or [None])[-1]
+
+
+def fenced_blocks(text: str) -> list[tuple[str, str]]:
+    """(language, content) of each fenced block, also of one that is never closed; by lines, as Markdown has it."""
+    blocks, name, lines, margin = [], None, [], 0
+    for line in text.replace("\r\n", "\n").split(
+        "\n"
+    ):  # not splitlines, which also splits at form feeds within strings
+        mark = line.strip()
+        if not mark.startswith("```"):
+            indented = min(margin, len(line) - len(line.lstrip(" ")))  # a block in a list is indented as its fence is
+            lines.append(line[indented:] + "\n")
+        elif name is None:
+            name, lines, margin = (mark.strip("`").split() or [""])[0].casefold(), [], len(line) - len(line.lstrip(" "))
+        elif not mark.strip("`"):
+            blocks.append((name, "".join(lines)))
+            name = None
+    return [*blocks, (name, "".join(lines))] if name is not None and lines else blocks
+
+
+def is_python(text: str) -> bool:
+    """Whether the text parses, by itself or as the body of a function."""
+    from sandbox import bodies
+
+    return parsed(text) is not None or any(parsed(source) for source in bodies("def f():\n", text))
+
+
+def parsed(source: str) -> ast.Module | None:
+    """The syntax tree, or None for what is no Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # of a model's odd escapes, no news for the reader
+            return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+DOUBLE = {
+    "code_prompt": 'def double(n):\n    """Return n doubled."""\n',
+    "test": "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(-3) == -6\n    assert candidate(0) == 0\n",
+    "entry_point": "double",
+    "right": "def double(n):\n    return 2 * n",
+}
+
+
+_SANDBOX: list[Any] = []  # the one that code_reward opens when it is first used
+_SANDBOX_LOCK = threading.Lock()
+
+
+def _after_fork() -> None:
+    """A forked child must neither use its parent's sandbox nor inherit a held lock."""
+    global _SANDBOX_LOCK
+    _SANDBOX_LOCK = threading.Lock()
+    _SANDBOX.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def default_sandbox() -> Any:
+    """The sandbox of `code_reward`, opened once a process. Raises sandbox.SandboxUnavailable."""
+    from sandbox import Sandbox
+
+    with _SANDBOX_LOCK:
+        if not _SANDBOX:
+            _SANDBOX.append(Sandbox())
+        return _SANDBOX[0]
+
+
+def function_prompt(prompt: Any, entry_point: str, code_prompt: Any = None) -> str:
+    """The function to complete: the column `code_prompt`, else the code in the prompt's last user message."""
+    if isinstance(code_prompt, str):
+        return code_prompt
+    text = question_text(prompt)
+    if parsed(text) is not None:
+        return text
+    fenced = [code for _, code in fenced_blocks(text) if defines(code, entry_point)]
+    return (fenced or [code_among_prose(text, entry_point) or text])[-1]
+
+
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
+def gives_back(node: ast.AST, entry_point: str) -> bool:
+    """Whether this is the function of that name, with a value to return or yield in it (or a lambda of that name)."""
+    if isinstance(node, ast.Assign):
+        return isinstance(node.value, ast.Lambda) and any(
+            getattr(target, "id", None) == entry_point for target in node.targets
+        )
+    if getattr(node, "name", None) != entry_point:
+        return False
+    inner = {
+        id(part)
+        for child in ast.walk(node)
+        if child is not node and isinstance(child, SCOPES)
+        for part in ast.walk(child)
+    }
+    values = (
+        part.value
+        for part in ast.walk(node)
+        if id(part) not in inner and isinstance(part, (ast.Return, ast.Yield, ast.YieldFrom))
+    )
+    return any(value is not None for value in values)

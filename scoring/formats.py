@@ -1,0 +1,242 @@
+"""How a completion marks its reasoning and its final answer. `FORMAT`, at the end, is the one in use."""
+
+from __future__ import annotations
+
+import functools
+import re
+import unicodedata
+from dataclasses import dataclass
+
+FILLERS = "\u115f\u1160\u3164\uffa0\u2800"  # letters and symbols that are drawn as nothing
+
+
+def has_words(text: str) -> bool:
+    """Whether there is a letter or a digit: dots and zero-width characters are no reasoning."""
+    return any(char.isalnum() and char not in FILLERS for char in text)
+
+
+def is_visible(text: str) -> bool:
+    """Whether a reader would see anything: white space, control, combining and zero-width characters do not count."""
+    return any(unicodedata.category(char)[0] not in "ZCM" and char not in FILLERS for char in text)
+
+
+class Format:
+    """How a completion marks its reasoning and its final answer. One of these is `FORMAT`, below."""
+
+    marks: tuple[str, ...]  # what the format asks to be written, in order
+    opening = ""  # what a prompt may already have begun the completion with
+    system_prompt: str
+
+    def write(self, reasoning: str, answer: str) -> str:
+        """A completion in this format, for few-shot examples and tests."""
+        raise NotImplementedError
+
+    def split(self, completion: str) -> tuple[str, str] | None:
+        """(reasoning, answer) of a strictly formatted completion, None for anything else."""
+        raise NotImplementedError
+
+    def reasoning(self, completion: str) -> str | None:
+        """The reasoning, or None where there is none, several, or it is never closed."""
+        raise NotImplementedError
+
+    def find_answer(self, completion: str) -> tuple[str, str, str] | None:
+        """(text before it, the one answer outside the reasoning, text after it), or None."""
+        raise NotImplementedError
+
+    def outside(self, completion: str) -> str:
+        """The completion without its reasoning; where the reasoning never ends, only what precedes it."""
+        raise NotImplementedError
+
+    def in_place(self, completion: str) -> list[bool]:
+        """For each of four parts of the format, whether it stands where it should (for partial credit)."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class TagFormat(Format):
+    """One reasoning block, then one answer block: `<think>…</think><answer>…</answer>`."""
+
+    thoughts: str = "think"
+    final: str = "answer"
+
+    @functools.cached_property
+    def tags(self) -> tuple[str, str, str, str]:
+        """The four tags in the order in which they must occur."""
+        return f"<{self.thoughts}>", f"</{self.thoughts}>", f"<{self.final}>", f"</{self.final}>"
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return self.tags
+
+    @functools.cached_property
+    def opening(self) -> str:
+        return self.tags[0]
+
+    @property
+    def system_prompt(self) -> str:
+        open_reasoning, close_reasoning, open_answer, close_answer = self.tags
+        return (
+            f"Think step by step between {open_reasoning} and {close_reasoning}, "
+            f"then give only the final answer between {open_answer} and {close_answer}."
+        )
+
+    def write(self, reasoning: str, answer: str) -> str:
+        open_reasoning, close_reasoning, open_answer, close_answer = self.tags
+        return f"{open_reasoning}\n{reasoning}\n{close_reasoning}\n{open_answer}\n{answer}\n{close_answer}"
+
+    def split(self, completion: str) -> tuple[str, str] | None:
+        # Counting instead of one regular expression: lazy groups in a row are quadratic on repeated tags.
+        rest, parts = completion, []
+        for tag in self.tags:
+            before, found, rest = rest.partition(tag)
+            if not found or completion.count(tag) != 1:
+                return None
+            parts.append(before.strip())
+        lead, reasoning, between, answer = parts
+        if lead or between or rest.strip() or not has_words(reasoning) or not is_visible(answer):
+            return None
+        return reasoning, answer
+
+    def reasoning(self, completion: str) -> str | None:
+        opening, closing = self.tags[:2]
+        if completion.count(opening) != 1 or completion.count(closing) != 1:
+            return None
+        _, _, rest = completion.partition(opening)
+        reasoning, found, _ = rest.partition(closing)
+        return reasoning.strip() if found else None
+
+    def find_answer(self, completion: str) -> tuple[str, str, str] | None:
+        open_reasoning, close_reasoning, opening, closing = self.tags
+        if completion.count(opening) != 1:  # the usual completion is settled by the fast tests below
+            completion = self._single_reasoning_removed(completion)
+            if completion is None or completion.count(opening) != 1:
+                return None
+        elif open_reasoning in completion or close_reasoning in completion:
+            completion = self._single_reasoning_removed(completion)
+            if completion is None:
+                return None
+        before, found, rest = completion.partition(opening)
+        answer, closed, after = rest.partition(closing)
+        if not found or not closed or closing in before or closing in after:
+            return None
+        answer = answer.strip()
+        return (before, answer, after) if is_visible(answer) else None
+
+    def _single_reasoning_removed(self, completion: str) -> str | None:
+        """The completion without its one reasoning block; None where blocks are doubled, open or reversed."""
+        opening, closing = self.tags[:2]
+        if completion.count(opening) > 1 or completion.count(closing) > 1:
+            return None
+        before, closed, after = completion.partition(closing)
+        if not closed or opening in after:
+            return None
+        return (before.partition(opening)[0] if opening in before else "") + after
+
+    def outside(self, completion: str) -> str:
+        opening, closing = self.tags[:2]
+        begin, end = completion.find(opening), completion.rfind(closing)
+        if end < 0:
+            return completion if begin < 0 else completion[:begin]
+        return (completion[:begin] if 0 <= begin < end else "") + completion[end + len(closing) :]
+
+    def in_place(self, completion: str) -> list[bool]:
+        first, second, third, last = (completion.find(tag) if completion.count(tag) == 1 else -1 for tag in self.tags)
+        reasoning = completion[first + len(self.tags[0]) : second if second >= 0 else max(third, 0) or None]
+        answer = completion[third + len(self.tags[2]) : last if last >= 0 else None]
+        return [
+            first >= 0 and not completion[:first].strip() and has_words(reasoning) and (second < 0 or first < second),
+            0 <= first < second and has_words(reasoning),
+            third > second
+            and (second < 0 or 0 <= first < second)
+            and is_visible(answer)
+            and (last < 0 or third < last),
+            0 <= third < last and is_visible(answer) and completion.rstrip().endswith(self.tags[3]),
+        ]
+
+
+class MarkedFormat(Format):
+    """Free reasoning, then one marked answer at the end. Base of `BoxedFormat` and `HashFormat`."""
+
+    def find(self, completion: str) -> tuple[int, str, str] | None:
+        """(where the marker begins, the answer, the text after it) of the only marker, or None."""
+        raise NotImplementedError
+
+    def split(self, completion: str) -> tuple[str, str] | None:
+        found = self.find(completion)
+        if (
+            found is None
+            or found[2].strip(CLOSERS)
+            or not has_words(completion[: found[0]])
+            or not is_visible(found[1])
+        ):
+            return None
+        return completion[: found[0]].strip(), found[1]
+
+    def reasoning(self, completion: str) -> str | None:
+        found = self.find(completion)
+        return completion[: found[0]].strip() if found else None
+
+    def find_answer(self, completion: str) -> tuple[str, str, str] | None:
+        found = self.find(completion)
+        return ("", found[1], found[2]) if found and is_visible(found[1]) else None  # before it is all reasoning
+
+    def outside(self, completion: str) -> str:
+        found = self.find(completion)
+        return completion[found[0] :] if found else completion
+
+    def in_place(self, completion: str) -> list[bool]:
+        found = self.find(completion)
+        if not found:
+            return [False] * 4
+        return [True, has_words(completion[: found[0]]), is_visible(found[1]), not found[2].strip(CLOSERS)]
+
+
+CLOSERS = " \t\r\n.$"  # what may close a sentence or a formula after a boxed answer
+
+
+@dataclass(frozen=True)
+class BoxedFormat(MarkedFormat):
+    r"""Free reasoning, then the answer in one `\boxed{…}`, as mathematical models are trained to write it."""
+
+    marks = ("\\boxed{", "}")
+    system_prompt = "Think step by step, then give only the final answer in \\boxed{}."
+
+    def write(self, reasoning: str, answer: str) -> str:
+        return f"{reasoning}\n\\boxed{{{answer}}}"
+
+    def find(self, completion: str) -> tuple[int, str, str] | None:
+        if completion.count("\\boxed{") != 1:
+            return None
+        start = completion.index("\\boxed{")
+        depth, first = 0, start + len("\\boxed")
+        for match in re.finditer(r"[{}]", completion[first:]):
+            depth += 1 if match[0] == "{" else -1
+            if depth == 0:
+                end = first + match.end()
+                rest = re.sub(r"^\s*\\[)\]]", "", completion[end:])  # closes an inline or display formula
+                return start, completion[first + 1 : end - 1].strip(), rest
+        return None
+
+
+@dataclass(frozen=True)
+class HashFormat(MarkedFormat):
+    """Free reasoning, then one last line `#### answer`, as in GSM8K's solutions."""
+
+    marks = ("####",)
+    system_prompt = "Think step by step, then give only the final answer on a last line that begins with ####."
+
+    def write(self, reasoning: str, answer: str) -> str:
+        return f"{reasoning}\n#### {answer}"
+
+    def find(self, completion: str) -> tuple[int, str, str] | None:
+        start = completion.find("####")
+        if start < 0 or completion.find("####", start + 4) >= 0 or completion[:start].rpartition("\n")[2].strip():
+            return None
+        answer, _, rest = completion[start + 4 :].partition("\n")
+        return start, answer.strip(), rest
+
+
+# The one place where the format is chosen: the system prompt, extraction, and the format rewards follow.
+# TagFormat("reasoning", "answer"), BoxedFormat() and HashFormat() are others. Run notebook 01 again after a change.
+FORMAT: Format = TagFormat()
+SYSTEM_PROMPT = FORMAT.system_prompt

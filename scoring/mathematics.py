@@ -1,0 +1,260 @@
+"""Mathematical equality of two answers: math-verify, in a process of its own with a time limit."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+
+from scoring.answers import SUPERSCRIPTS, plain_superscript, read_number
+from scoring.numbers import DRESSING
+
+MATH_WORDS = frozenset(
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt frac dfrac tfrac pi infty infinity cdot "
+    "times div left right text mathrm mathbf begin end pmatrix bmatrix matrix cup cap in mathbb le ge leq geq lt gt "
+    "ne neq pm alpha beta gamma delta theta lambda mu sigma phi omega circ degree binom sum prod int lim to emptyset".split()
+)
+SYNONYMS = [  # one spelling of each relation, so that a gold and an answer can be compared sign by sign
+    (re.compile(rf"\\(?:{names})(?![a-zA-Z])"), f" {sign} ")
+    for names, sign in (
+        ("leq?|le", "≤"),
+        ("geq?|ge", "≥"),
+        ("neq?", "≠"),
+        ("lt", "<"),
+        ("gt", ">"),
+        ("cup", "∪"),
+        ("in", "∈"),
+        ("pm", "±"),
+        ("approx|sim", "≈"),
+        ("vee|lor", "∨"),
+    )
+]
+JUDGEMENTS = re.compile(r"[=<≤≠≈~|;:?,∈∪±∨]")
+UNDONE = re.compile(r"[\d\s.,(){}+\-−*×·/÷^]+", re.ASCII)
+OPERATORS = re.compile(r"\\(?:cdot|times|div|left|right|[dt]?frac|[,;! ])")
+STRUCTURE = re.compile(r"\\[a-zA-Z]+|\^|!|(?<![a-zA-Z])(?:sin|cos|tan|log|ln|exp|sqrt|pi)(?![a-zA-Z])")
+SUBSCRIPT = re.compile(r"_\s?\{?\s?(\w+)")
+LETTER = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z])")
+WRAPPERS = (("\\boxed{", "}"), ("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
+LONGEST_EXPRESSION = 200  # characters
+DEEPEST = 12  # brackets within brackets; sympy's time grows fast with them
+
+
+def is_mathematics(gold: str) -> bool:
+    """Whether a gold that is no plain number is to be read as mathematics: a text of words is not."""
+    words = re.findall(r"[^\W\d_]{2,}", gold)
+    return all(word in MATH_WORDS or len(word) == 2 for word in words) and not re.fullmatch(r"\W*[A-Za-z]\W*", gold)
+
+
+def unwrap_formula(text: str) -> str:
+    """The text without bold, final stop, `$…$`, `\\(…\\)` and `\\boxed{…}` around all of it, superscripts as powers."""
+    text = SUPERSCRIPTS.sub(plain_superscript, text).strip(DRESSING).removesuffix(".").strip(DRESSING)
+    for _ in range(4):
+        for opening, closing in WRAPPERS:
+            inner = text[len(opening) : -len(closing)]
+            if (
+                text.startswith(opening)
+                and text.endswith(closing)
+                and len(text) > len(opening + closing)
+                and balanced(inner)
+            ):
+                text = inner.strip()
+    return text
+
+
+def balanced(text: str) -> bool:
+    """Whether every brace is closed after it was opened, so that what stood around the text belonged together."""
+    depth = 0
+    for char in text:
+        depth += (char == "{") - (char == "}")
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def is_expression(given: str, gold: str) -> bool:
+    """Whether `given` is one mathematical expression: no words, no choices, relations or bounds that the gold has not.
+
+    >>> is_expression("(x-1)(x+1)", "x^2-1"), is_expression("12 or 13", "12"), is_expression("3 * 4", "12")
+    (True, False, False)
+    """
+    numeric = read_number(gold) is not None
+    given = re.sub(r"^\s*[a-zA-Z]\s?=(?!=)", "", given) if numeric else given
+    if (
+        not given.isprintable()
+        or "$" in given
+        or "\\boxed" in given
+        or "\\(" in given
+        or "\\[" in given
+        or too_deep(given)
+    ):
+        return False
+    words = set(re.findall(r"[^\W\d_]{2,}", given))
+    if any(word not in MATH_WORDS and word not in gold for word in words):
+        return False
+    if numeric and (not STRUCTURE.search(given) or UNDONE.fullmatch(OPERATORS.sub("*", given))):
+        return False  # the work is left to the reader, or it is a number with something glued to it
+    if SUBSCRIPT.findall(given) != SUBSCRIPT.findall(gold):
+        return False  # the base of a number, which math-verify drops
+    letters, known = (set(LETTER.findall(text)) for text in (given, gold))
+    if any(letter.swapcase() in known and letter not in known for letter in letters):
+        return False  # R is not r, which math-verify takes for the same
+    asked, wanted = relations(given), relations(gold)
+    return asked == wanted and ("," not in asked or given.lstrip("\\ ")[:1] == gold.lstrip("\\ ")[:1])
+
+
+def relations(text: str) -> list[str]:
+    for pattern, sign in SYNONYMS:
+        text = pattern.sub(sign, text)
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text.replace(">", "<").replace("≥", "≤"))
+    return sorted(JUDGEMENTS.findall(text))
+
+
+def too_deep(text: str) -> bool:
+    depth = deepest = 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        deepest = max(deepest, depth)
+    return deepest > DEEPEST
+
+
+class MathWorker:
+    """math-verify in a process of its own, so that a time limit holds in any thread, and for any expression.
+
+    math-verify's own limits are signals, which work in the main thread only and do not interrupt a
+    long multiplication. Here a signal stops the other process's main thread, and where that does not
+    help it is killed and started anew.
+    """
+
+    START_LIMIT = 60.0  # seconds to import sympy on a busy machine
+
+    def __init__(self) -> None:
+        self.lock, self.process, self.replies, self.owner = threading.Lock(), None, queue.Queue(), None
+        atexit.register(self.stop)
+
+    def ask(self, gold: str, given: str, time_limit: float) -> bool | None:
+        """The verdict; None where the time limit is passed or the process died of the expression."""
+        with self.lock:
+            if self.process is None or self.process.poll() is not None or self.owner != os.getpid():
+                self._start()
+            try:
+                self.process.stdin.write(json.dumps([gold, given, time_limit]) + "\n")
+                self.process.stdin.flush()
+                reply = self.replies.get(timeout=3 * time_limit + 1.0)  # it stops itself, unless it is deep in C
+            except (queue.Empty, OSError):
+                reply = ""
+            if not reply:
+                self.stop()
+            return json.loads(reply) if reply else None  # null where it stopped itself
+
+    def _start(self) -> None:
+        self.stop()
+        self.owner, self.replies = os.getpid(), queue.Queue()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", MATH_WORKER],
+            text=True,
+            encoding="utf-8",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        threading.Thread(target=self._read, args=(self.process, self.replies), daemon=True).start()
+        try:
+            ready = self.replies.get(timeout=self.START_LIMIT)
+        except queue.Empty:
+            ready = ""
+        if not ready:
+            self.stop()
+            raise ImportError("math_reward needs math-verify, which does not start: pip install math-verify==0.9.0")
+
+    @staticmethod
+    def _read(process: subprocess.Popen, replies: queue.Queue) -> None:
+        for line in process.stdout:
+            replies.put(line)
+        replies.put("")  # it has ended
+
+    def forget(self) -> None:
+        """In a forked child: the process and the lock are the parent's."""
+        self.lock, self.process = threading.Lock(), None
+
+    def stop(self) -> None:
+        if self.process is not None and self.owner == os.getpid():  # a forked child leaves its parent's alone
+            self.process.kill()
+            self.process.wait()
+        self.process = None
+
+
+# Decimals become exact fractions before the comparison, and a numeric "equal" must hold to 60 digits:
+# math-verify alone rounds to 6 decimals, so that 1.414214 would be the square root of 2.
+MATH_WORKER = r"""
+import json, logging, signal, sys
+logging.disable(logging.CRITICAL)
+try:
+    import resource
+    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+except (ImportError, ValueError, OSError):
+    pass
+from math_verify import parse, verify
+from sympy import Basic, Expr, Float, MatrixBase, Rational
+
+class Late(BaseException):  # no Exception: sympy and math-verify catch those
+    pass
+
+def late(*_):
+    raise Late
+
+def read(text):
+    found = parse("$" + text + "$", parsing_timeout=None) or parse(text, parsing_timeout=None)
+    found = [item.as_immutable() if isinstance(item, MatrixBase) else item for item in found]
+    return [exact(item) for item in found if isinstance(item, Basic)]
+
+def exact(item):
+    return item.xreplace({f: Rational(str(f)) for f in item.atoms(Float)})
+
+def equal(gold, given):
+    if not verify([gold], [given], timeout_seconds=None):
+        return False
+    if isinstance(gold, Expr) and isinstance(given, Expr) and gold.is_number and given.is_number:
+        a, b = gold.doit(), given.doit()
+        if a.is_Rational and b.is_Rational:
+            return a == b
+        return abs((a - b).evalf(120)) <= abs(a.evalf(20)) * Rational(1, 10**100)
+    return True
+
+sys.set_int_max_str_digits(0)
+print("ready", flush=True)
+for line in sys.stdin:
+    gold, given, limit = json.loads(line)
+    verdict = None
+    try:
+        if hasattr(signal, "setitimer"):
+            signal.signal(signal.SIGPROF, late)
+            signal.setitimer(signal.ITIMER_PROF, limit)  # of its own work: a busy machine changes no verdict
+        verdict = any(equal(a, b) for a in read(gold) for b in read(given))
+    except Late:
+        pass
+    except (Exception, RecursionError, MemoryError):
+        verdict = False
+    finally:
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_PROF, 0)
+    print(json.dumps(verdict and bool(verdict)), flush=True)
+"""
+_MATH_WORKER = MathWorker()
+if hasattr(os, "register_at_fork"):  # a forked child has no claim on its parent's process
+    os.register_at_fork(after_in_child=_MATH_WORKER.forget)
+
+
+@functools.lru_cache(maxsize=10_000)
+def symbolically_equal(gold: str, given: str, time_limit: float = 1.0) -> bool:
+    """math-verify's verdict with exact arithmetic; False where it takes more than `time_limit` seconds of work.
+
+    Running out of time is not neutral here: a policy could make it happen at will.
+    """
+    return bool(_MATH_WORKER.ask(gold, given, time_limit))

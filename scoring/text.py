@@ -1,0 +1,65 @@
+"""Words, n-grams, likeness to a reference text."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from typing import Any
+
+from scoring.answers import final_text, gold_text
+
+LONGEST_TIMES_REFERENCE = 20  # a longer text has a precision under 1/20: not worth the time of measuring it
+
+
+def reference_and_text(completion: str, answer: Any) -> tuple[str, str] | None:
+    """(reference, final text) to compare, the text "" where it is too long to be a match; None without a gold."""
+    reference = gold_text(answer)
+    if reference is None:
+        return None
+    text = final_text(completion)
+    return reference, text if len(text) <= max(2_000, LONGEST_TIMES_REFERENCE * len(reference)) else ""
+
+
+@functools.cache
+def bleu_scorer() -> Any:
+    from sacrebleu.metrics import BLEU
+
+    return BLEU(effective_order=True)
+
+
+MOST_COMPARED = 1_000  # words
+
+
+@functools.cache
+def rouge_scorer(kind: str) -> Any:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer([kind], use_stemmer=False)
+
+
+WORD = re.compile(
+    r"[\u3040-\u30ff\u3400-\u9fff]|\w{1,20}"
+)  # a character of Chinese or Japanese, else (a part of) a word
+MOST_WORDS = 50_000  # more than any completion has; what lies beyond is not looked at, so that time stays bounded
+
+
+def ngrams(text: str, n: int) -> list[tuple[str, ...]]:
+    words = first_words(text)
+    return list(zip(*(words[i:] for i in range(n))))
+
+
+def first_words(text: str) -> list[str]:
+    return [match[0] for match in itertools.islice(WORD.finditer(text.casefold()), MOST_WORDS)]
+
+
+STEP_MARK = re.compile(
+    r"\s*(?:step\s*\d+|\d{1,3}(?=[.:)])|(?:first|second|third|final)(?:ly)?\b|next\b|then\b|[-*•])\s*[.:),]*\s*",
+    re.IGNORECASE,
+)
+SENTENCE_END = re.compile(r"\n|(?<=[.!?])\s")
+
+
+@functools.cache
+def compiled(pattern: str) -> re.Pattern:
+    return re.compile(pattern, re.IGNORECASE)

@@ -1,0 +1,104 @@
+"""The starter policy: its size, tokenizer and template, and the behaviour that GRPO is to mend."""
+
+import json
+
+import pytest
+
+from lab.files import STARTER_POLICY, read_json
+from lab.make import starter_policy
+from lab.model.sampling import sample
+
+
+def test_size_architecture_and_weights_are_as_promised():
+    from safetensors import safe_open
+
+    config = json.loads((STARTER_POLICY / "config.json").read_text())
+    assert config["model_type"] == "qwen2"
+    with safe_open(STARTER_POLICY / "model.safetensors", "pt") as weights:
+        tensors = [weights.get_slice(name) for name in weights.keys()]
+    sizes = 0
+    for tensor in tensors:
+        count = 1
+        for width in tensor.get_shape():
+            count *= width
+        sizes += count
+        assert tensor.get_dtype() == "BF16"
+    assert 1.5e6 <= sizes <= 4e6
+    assert sum(path.stat().st_size for path in STARTER_POLICY.iterdir()) <= 9e6
+
+
+def test_tokenizer_takes_digits_one_by_one_and_any_text(tokenizer):
+    assert len(tokenizer) <= 1500
+    assert tokenizer.tokenize("1,234.5%") == ["1", ",", "2", "3", "4", ".", "5", "%"]
+    for text in ("naïve 中文 🙂 \t\n", "<think>a</think>\n<answer>$1,200</answer>"):
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_template_has_a_system_role_and_continues_a_begun_turn(tokenizer):
+    chat = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
+    start = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) == start
+    begun = [*chat, {"role": "assistant", "content": "<think>"}]
+    assert tokenizer.apply_chat_template(begun, tokenize=False, continue_final_message=True) == start + "<think>"
+
+
+def test_the_cards_figures_are_those_that_were_measured_and_lie_where_they_should():
+    found = read_json(STARTER_POLICY / "measured.json", "make starter-policy")
+    assert found["problems"] == 500
+    for name in ("format_sampled", "correct_sampled", "drills_pass_at_1"):
+        assert 0.15 <= found[name] <= 0.50, name
+    assert found["pass_at_8"] >= 0.75
+    assert found["format_greedy"] <= 0.5 and found["correct_greedy"] <= 0.5
+    card = (STARTER_POLICY / "README.md").read_text()
+    for name in ("format_sampled", "correct_sampled", "pass_at_8", "correct_greedy", "drills_pass_at_1"):
+        assert f"{100 * found[name]:.1f} %" in card
+
+
+@pytest.fixture(scope="module")
+def small_sample():
+    """Measured again here, on a small sample and in 4 bits, with its own seed."""
+    return starter_policy.measure(STARTER_POLICY, n_problems=100, n_drills=40, seed=7)
+
+
+def test_quality_floor_on_a_small_sample(small_sample):
+    assert small_sample["pass_at_8"] >= 0.65
+    for name in ("format_sampled", "correct_sampled", "drills_pass_at_1"):
+        assert 0.10 <= small_sample[name] <= 0.60, name
+    assert small_sample["format_greedy"] <= 0.5 and small_sample["correct_greedy"] <= 0.5
+
+
+def test_it_knows_the_task_when_it_is_made_to_reason(tokenizer):
+    """What GRPO can find must be there: with the reasoning begun for it, it is mostly right."""
+    from transformers import AutoModelForCausalLM
+
+    from lab.make.starter_policy import load_jsonl
+    from rewards import SYSTEM_PROMPT, correctness_reward
+
+    rows = [row for row in load_jsonl(STARTER_POLICY.parent / "word_problems.jsonl") if row["split"] == "test"][:60]
+    model = AutoModelForCausalLM.from_pretrained(STARTER_POLICY, dtype="float32").eval()
+    system = {"role": "system", "content": SYSTEM_PROMPT}
+    prompts = []
+    for row in rows:
+        begun = f"<think>\n{row['solution'].split(':')[0]}:"
+        prompts.append([system, {"role": "user", "content": row["question"]}, {"role": "assistant", "content": begun}])
+    answers = sample(model, tokenizer, prompts, temperature=0, max_new_tokens=112)
+    scores = correctness_reward(
+        prompts=prompts, completions=[one.text for (one,) in answers], answer=[r["answer"] for r in rows]
+    )
+    assert sum(scores) / len(scores) >= 0.7
+
+
+def test_sampling_keeps_the_order_of_prompts_and_the_length_of_groups(tokenizer):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(STARTER_POLICY, dtype="float32").eval()
+    prompts = [
+        [{"role": "user", "content": text}]
+        for text in ("short", "a much longer prompt than the others " * 3, "mid size")
+    ]
+    together = sample(model, tokenizer, prompts, temperature=0, max_new_tokens=8, batch_size=2)
+    alone = [sample(model, tokenizer, [prompt], temperature=0, max_new_tokens=8)[0] for prompt in prompts]
+    assert [one.text for (one,) in together] == [one.text for (one,) in alone]
+    assert [len(group) for group in sample(model, tokenizer, prompts, n=3, max_new_tokens=4)] == [3, 3, 3]
+    with pytest.raises(ValueError, match="greedy"):
+        sample(model, tokenizer, prompts, n=2, temperature=0)

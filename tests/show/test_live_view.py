@@ -1,0 +1,140 @@
+"""What a person sees while training: the line, the pictures in their place, and nothing that runs."""
+
+import time
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from lab.files import QUIET
+from lab.read import health
+from lab.show import live_view
+from lab.show.live_view import LiveView, findings_html, samples_html, shown_time
+from lab.train.run_folder import append
+
+ILL = health.Finding("kl_high", 9.0, 0.5, "critical", 2, "the policy is 9 nats away", "lower LEARNING_RATE")
+LOGS = {
+    "reward": 1.234,
+    "reward_std": 0.2,
+    "completions/mean_length": 41.6,
+    "kl": 0.0123,
+    "temperature": 0.9,
+    "rewards/format_reward/mean": 0.5,
+}
+
+
+@pytest.fixture
+def view(tmp_path, monkeypatch):
+    """A view in a pretended notebook; `.shown` is what was displayed, by name, newest last."""
+    monkeypatch.delenv(QUIET, raising=False)
+    monkeypatch.setattr(live_view, "in_notebook", lambda: True)
+    table = pd.DataFrame(
+        {
+            "group": [0, 0],
+            "prompt": "p",
+            "completion": ["<script>alert(1)</script>", "b"],
+            "format_reward": [1.0, None],
+            "advantage": [1.0, -1.0],
+        }
+    )
+    run = SimpleNamespace(folder=tmp_path, main=True, record={}, completions=lambda: table)
+    view = LiveView(run, SimpleNamespace(sick=lambda: [ILL]), show_every=2)
+    view.trainer, view.shown = SimpleNamespace(reward_func_names=["format_reward"]), []
+    monkeypatch.setattr(view, "_show", lambda name, what: view.shown.append((name, getattr(what, "data", what))))
+    return view
+
+
+def begin(view, step=0, last=10):
+    view.on_train_begin(None, SimpleNamespace(global_step=step, max_steps=last), None)
+
+
+def log(view, step, **more):
+    view.on_log(None, SimpleNamespace(global_step=step, max_steps=10), None, logs={**LOGS, **more})
+
+
+def test_the_line_says_where_it_is_how_long_it_takes_and_what_matters(view):
+    begin(view)
+    view.began = time.monotonic() - 8.0
+    text = view.line(4, LOGS)
+    assert (
+        text
+        == "step 4 of 10 · 2.0 s a step · 0:12 left · reward 1.23 · tokens 42 · KL 0.012 · temperature 0.90 · 1 warning"
+    )
+
+
+def test_a_resumed_run_counts_its_own_steps_for_the_time_and_shows_the_whole_curve(view, tmp_path):
+    for step in (1, 2, 3):
+        append(tmp_path / "log.jsonl", {"step": step, **LOGS})
+    begin(view, step=3)
+    assert len(view.rows) == 3
+    view.began = time.monotonic() - 6.0
+    assert "step 5 of 10 · 3.0 s a step · 0:15 left" in view.line(5, LOGS)
+
+
+def test_a_metric_that_is_not_logged_is_left_out(view):
+    begin(view)
+    assert "KL" not in view.line(1, {**LOGS, "kl": None})
+
+
+def test_each_thing_is_shown_in_its_one_place(view):
+    begin(view)
+    for step in (1, 2, 3, 4):
+        view.drawn = 0.0
+        log(view, step)
+    assert {name for name, _ in view.shown} == {"line", "figure", "findings"}
+    assert [name for name, _ in view.shown].count("line") == 5
+
+
+def test_drawing_waits_until_it_costs_little(view):
+    begin(view)
+    for step in range(1, 8):
+        log(view, step)
+    assert [name for name, _ in view.shown].count("figure") == 1, (
+        "the first drawing took longer than 2 % of the time since"
+    )
+
+
+def test_what_the_model_writes_is_text_and_never_html(view):
+    begin(view)
+    view.drawn = 0.0
+    log(view, 2)
+    pages = "".join(what for name, what in view.shown if name == "findings")
+    assert "&lt;script&gt;" in pages and "<script>" not in pages and "kl_high" in pages
+    assert "<b>x" not in samples_html(1, "<b>x", {}, []) and "<i" not in findings_html([ILL._replace(message="<i>")])
+
+
+def test_nothing_is_shown_where_nobody_watches_but_the_end(view, monkeypatch):
+    monkeypatch.setenv(QUIET, "1")
+    begin(view)
+    log(view, 2)
+    assert view.shown == []
+    view.on_train_end(None, SimpleNamespace(global_step=2), None)
+    assert {name for name, _ in view.shown} == {"figure", "findings"}
+
+
+def test_in_a_script_there_are_lines_and_samples_instead(view, monkeypatch, capsys):
+    monkeypatch.setattr(live_view, "in_notebook", lambda: False)
+    begin(view)
+    for step in range(1, 11):
+        log(view, step)
+    text = capsys.readouterr().out
+    assert "step 10 of 10" in text and "best of a group (advantage +1.00)\n<script>" in text and view.shown == []
+    assert text.count(" of 10 ·") < 10, "not a line a step"
+
+
+def test_an_evaluation_is_kept_for_the_figure_and_makes_no_line(view):
+    begin(view)
+    view.on_log(None, SimpleNamespace(global_step=2, max_steps=10), None, logs={"eval_format_reward": 0.5, "eval_n": 4})
+    assert len(view.rows) == 1 and [name for name, _ in view.shown] == ["line"]
+
+
+def test_an_empty_batch_and_a_healthy_run_are_said_not_broken(view):
+    view.run.completions = lambda: pd.DataFrame({"group": [], "prompt": [], "completion": [], "advantage": []})
+    begin(view)
+    log(view, 2)
+    assert "no rule has anything to say" in findings_html([])
+
+
+@pytest.mark.parametrize("seconds, text", [(0.4, "0:00"), (75, "1:15"), (3725, "1:02:05")])
+def test_times_are_written_as_a_clock_does(seconds, text):
+    assert shown_time(seconds) == text
