@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from test_models import NO_SYSTEM
+from tests.model.test_models import NO_SYSTEM
 
 from lab.export import merge, merge_proof, ollama, serving, serving_prompt
 from lab.export.serving_prompt import ServedPrompt

@@ -15,8 +15,8 @@ import torch
 
 BENCHMARKS = Path(__file__).with_name("benchmarks")
 sys.path.insert(0, str(BENCHMARKS))
-import gpu_check  # noqa: E402
-from gpu_check import Check, Part, chosen, compared, measured, report, run_part  # noqa: E402
+from lab.make import gpu_check
+from lab.make.gpu_check import Check, Part, chosen, compared, measured, report, run_part  # noqa: E402
 
 RUN = {
     "name": "Unsloth, bf16",

@@ -14,7 +14,7 @@ import urllib.parse
 from pathlib import Path
 
 import pytest
-from browser_payload import REWARDS, demo, large, payload
+from tests.page.browser_payload import REWARDS, demo, large, payload
 
 from lab.page import run_page
 

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from test_browser import (  # noqa: F401 (fixtures)
+from tests.page.test_browser import (  # noqa: F401 (fixtures)
     CONTRAST,
     HOSTILE,
     OUTSIDE,

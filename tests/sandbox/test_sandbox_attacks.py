@@ -20,7 +20,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from attacks import DONE, DOUBLE_TEST, FORGERIES, HARMS, OWN_ARGUMENT_TEST, Attack
+from tests.sandbox.attacks import DONE, DOUBLE_TEST, FORGERIES, HARMS, OWN_ARGUMENT_TEST, Attack
 
 from sandbox import Sandbox
 

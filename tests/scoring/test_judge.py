@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from rewards import FORMAT, Judge, RewardError, RewardFailure, cached, judge_reward, read_grade
+from scoring.judge import read_grade
+from rewards import FORMAT, Judge, RewardError, RewardFailure, cached, judge_reward
 
 
 def judge(server, **settings):

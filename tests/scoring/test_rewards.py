@@ -17,7 +17,7 @@ import time
 from fractions import Fraction
 
 import pytest
-from cases import CASES, GROUPS
+from scoring.cases import CASES, GROUPS
 
 import rewards
 from lab.files import ROOT

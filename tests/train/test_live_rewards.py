@@ -687,7 +687,7 @@ import sys
 from pathlib import Path
 from accelerate import Accelerator
 sys.path[:0] = {paths!r}
-import test_live_rewards as t
+from tests.train import test_live_rewards as t
 
 folder = Path({folder!r})
 accelerator = Accelerator(cpu=True)

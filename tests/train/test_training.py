@@ -18,12 +18,12 @@ from safetensors.torch import load_file
 
 from lab.data import dataset
 from lab.model import policy
-from lab.train import process, recorder, run_folder
+from lab.train import process, recorder, run_folder, steering
 from lab.train.recorder import TrainingError
 from lab.train.run_folder import rows_of
 
 sys.path.insert(0, str(Path(__file__).parent))
-import training_child  # noqa: E402
+from tests.train import training_child
 
 CLOCK = (
     "time/",
@@ -247,7 +247,7 @@ def readable(run):
 # --------------------------------------------------------------------------- stopped
 
 
-class After(recorder.Part):
+class After(steering.RunPart):
     """Does something when a step has ended, or in the middle of one."""
 
     def __init__(self, step, what, when="on_log"):
