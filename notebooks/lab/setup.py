@@ -19,16 +19,17 @@ def check_python(version=None):
 
 check_python()  # before the imports below, which old Pythons lack
 
-import argparse  # noqa: E402
-import importlib.metadata  # noqa: E402
-import logging  # noqa: E402
-import os  # noqa: E402
-import re  # noqa: E402
-import shutil  # noqa: E402
-import subprocess  # noqa: E402
-import tempfile  # noqa: E402
-import time  # noqa: E402
-from pathlib import Path  # noqa: E402
+import argparse
+import contextlib
+import importlib.metadata
+import logging
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # --no-deps: their metadata asks for an unpublished certifi, and for torchvision, xformers and triton, which a CPU does not need.
@@ -56,10 +57,9 @@ def requirements():
 
 
 def version_of(name):
-    try:
+    """The installed version of a package, or None."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def torch_is_accepted(version):
@@ -109,22 +109,20 @@ def explain(output):
         )
     if "No space left on device" in output:
         return f"The disk is full: free about {gib_needed()} GB and run this again; nothing is lost."
-    if re.search(
-        r"name resolution|NewConnectionError|Connection refused|Network is unreachable|timed out|ProxyError", output
-    ):
+    if re.search("name resolution|NewConnectionError|Connection refused|unreachable|timed out|ProxyError", output):
         return "The package index cannot be reached: check the network (or PIP_INDEX_URL) and run this again."
     if "No matching distribution" in output:
         name = re.search(r"No matching distribution found for (\S+)", output)
         return (
-            "The package index offers no {} for this machine: check the network (or PIP_INDEX_URL), and that Python "
-            "is 3.11 to 3.13 (this is {}.{}).".format(name.group(1) if name else "such package", *sys.version_info[:2])
+            f"The package index offers no {name.group(1) if name else 'such package'} for this machine: check the network "
+            f"(or PIP_INDEX_URL), and that Python is 3.11 to 3.13 (this is {sys.version_info[0]}.{sys.version_info[1]})."
         )
     return "pip failed; its last lines are above."
 
 
 def pip(python, arguments, log):
     """Runs pip quietly into a log; on failure shows the log's end and one sentence."""
-    command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"] + list(arguments)
+    command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *arguments]
     with open(str(log), "a", encoding="utf-8") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT)
         start, dots = time.monotonic(), sys.stdout.isatty()
@@ -142,17 +140,15 @@ def pip(python, arguments, log):
 
 
 def install(python, wanted, beside, log, constraints=()):
-    print(f"Installing {len(wanted) + len(beside)} packages; this takes a minute or a few.", flush=True)
+    """Installs pinned packages, then Unsloth's without their dependencies."""
+    print(f"Installing {len(wanted) + len(beside)} packages. This takes a few minutes.", flush=True)
     if wanted:
         with tempfile.TemporaryDirectory() as folder:
-            arguments = list(wanted)
-            if constraints:
-                listed = Path(folder) / "constraints.txt"
-                listed.write_text("\n".join(constraints) + "\n", encoding="utf-8")
-                arguments += ["--constraint", str(listed)]
-            pip(python, arguments, log)
+            listed = Path(folder) / "constraints.txt"
+            listed.write_text("\n".join(constraints) + "\n", encoding="utf-8")
+            pip(python, [*wanted, "--constraint", str(listed)], log)
     if beside:
-        pip(python, ["--no-deps"] + list(beside), log)
+        pip(python, ["--no-deps", *beside], log)
 
 
 def make_venv(folder):
@@ -165,9 +161,7 @@ def make_venv(folder):
         made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], capture_output=True, text=True)
         if made.returncode:
             print((made.stdout + made.stderr).strip(), file=sys.stderr)
-            raise SetupError(
-                "Python's venv module is incomplete: install it (on Debian and Ubuntu, `apt install python3-venv`)."
-            )
+            raise SetupError("Python's venv module is incomplete: install it (on Debian, `apt install python3-venv`).")
     log = folder / "install.log"
     log.write_text("", encoding="utf-8")
     # the new environment's own Python says what it lacks, so that a half-made one is completed
@@ -184,7 +178,7 @@ def loaded_pins():
     wanted = {name for name, _, heading in requirements() if heading == "exact"}
     pins = [f"{name}=={version_of(name)}" for name in sorted(imported - wanted) if version_of(name)]
     if torch_is_accepted(version_of("torch")):
-        pins.append("torch=={}".format(version_of("torch")))
+        pins.append(f"torch=={version_of('torch')}")
     return pins
 
 
@@ -193,23 +187,19 @@ def ensure_environment():
 
     A complete environment costs milliseconds. Raises SetupError with one sentence where it cannot.
     """
-    # bitsandbytes offers an optional kernel from the Hub at every import, and says so as a warning
+    # bitsandbytes warns at every import that an optional kernel could be had from the Hub
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     wanted, beside = missing(strict=False)
     if not wanted and not beside:
         return
     if os.environ.get(NO_INSTALL):
-        print(
-            "{} is set: nothing is installed, though these are wanted: {}".format(
-                NO_INSTALL, ", ".join(wanted + beside)
-            )
-        )
+        print(f"{NO_INSTALL} is set: nothing is installed, though these are wanted: {', '.join(wanted + beside)}")
         return
     changed = [pin for pin in wanted + beside if pin.split("==")[0] in sys.modules]
     if changed:
+        names = ", ".join(pin.split("==")[0] for pin in changed)
         raise SetupError(
-            "This kernel has already imported another version of {}: restart the kernel and run this "
-            "cell first.".format(", ".join(pin.split("==")[0] for pin in changed))
+            f"This kernel has already imported another version of {names}: restart it and run this cell first."
         )
     check_disk(Path(sys.prefix), gib_needed())
     log = Path(tempfile.gettempdir()) / "grpo-notebooks-install.log"

@@ -23,11 +23,11 @@ class NotebookError(RuntimeError):
     """A notebook stopped; the message names it, the cell and the error."""
 
 
-def shown(seconds: float) -> str:
+def clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-class Ticker:
+class ProgressLine:
     """Says on the terminal how long a notebook has been running, and how far its training is."""
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -36,7 +36,7 @@ class Ticker:
         self.stop = threading.Event()
         self.live = sys.stdout.isatty()
 
-    def __enter__(self) -> Ticker:
+    def __enter__(self) -> ProgressLine:
         self.thread = threading.Thread(target=self._tick, daemon=True)
         self.thread.start()
         return self
@@ -46,7 +46,7 @@ class Ticker:
         if self.name in RUNS and self.log.exists() and self.log.stat().st_mtime > self.began:
             total = read_json(self.log.with_name("run.json"), self.name)["requested"]["max_steps"]
             steps = f"  training step {self.log.read_text(encoding='utf-8').count(REWARD_KEY)} of {total}"
-        return f"  {self.name}  {shown(time.monotonic() - self.started)}{steps}"
+        return f"  {self.name}  {clock(time.monotonic() - self.started)}{steps}"
 
     def _tick(self) -> None:
         while not self.stop.wait(1 if self.live else 30):
@@ -58,10 +58,10 @@ class Ticker:
         self.seconds = time.monotonic() - self.started
         if self.live:
             print("\r" + " " * 60 + "\r", end="")
-        print(f"  {self.name}  {shown(self.seconds)}{'' if exc[0] is None else '  stopped'}", flush=True)
+        print(f"  {self.name}  {clock(self.seconds)}{'' if exc[0] is None else '  stopped'}", flush=True)
 
 
-def execute(name: str, folder: Path, parameters: dict[str, Any]) -> float:
+def execute_notebook(name: str, folder: Path, parameters: dict[str, Any]) -> float:
     """Runs one notebook into `executed/` under the output folder; returns its seconds.
 
     Raises NotebookError; the copy up to the failing cell, and whatever was written, stay.
@@ -75,7 +75,7 @@ def execute(name: str, folder: Path, parameters: dict[str, Any]) -> float:
     os.environ.setdefault(QUIET, "1")  # nobody watches these notebooks: the live view draws its last state only
     copy = folder / "executed" / f"{name}.ipynb"
     copy.parent.mkdir(parents=True, exist_ok=True)
-    ticker = Ticker(name, folder)
+    ticker = ProgressLine(name, folder)
     try:
         with ticker, tempfile.TemporaryDirectory(prefix="grpo-") as sockets:
             papermill.execute_notebook(
@@ -97,14 +97,14 @@ def execute(name: str, folder: Path, parameters: dict[str, Any]) -> float:
     return ticker.seconds
 
 
-def run(
+def run_notebooks(
     names: tuple[str, ...] = ROAD, outputs: str | Path = "outputs", parameters: dict[str, dict[str, Any]] | None = None
 ) -> dict[str, float]:
     """Runs the notebooks in order; returns the seconds of each. Parameters: by notebook name."""
     folder = output_folder(outputs)
     seconds = {}
     for name in names:
-        seconds[name] = execute(name, folder, (parameters or {}).get(name, {}))
+        seconds[name] = execute_notebook(name, folder, (parameters or {}).get(name, {}))
     evaluation = folder / "evaluation.json"
     if ROAD[-1] in names:
         record = read_json(evaluation, ROAD[-1])
@@ -127,8 +127,8 @@ def evidence(folder: Path, seconds: dict[str, float]) -> str:
         "",
         evaluation["said"],
         "",
-        *(f"  {name:<22}{shown(value):>6}" for name, value in seconds.items()),
-        f"  {'all':<22}{shown(sum(seconds.values())):>6}",
+        *(f"  {name:<22}{clock(value):>6}" for name, value in seconds.items()),
+        f"  {'all':<22}{clock(sum(seconds.values())):>6}",
         "",
         f"  merged model   {relative(folder / 'merged')}, with its card; proved in {relative(folder / 'merge_proof.json')}",
         f"  figures        {relative(folder / 'figures')}",
@@ -181,7 +181,7 @@ def main() -> None:
         names = ROAD[: ROAD.index(arguments.upto) + 1]
     print(f"Running {len(names)} notebooks; everything is written under {arguments.outputs}/.", flush=True)
     try:
-        seconds = run(
+        seconds = run_notebooks(
             names,
             arguments.outputs,
             {name: {"MODEL": arguments.model} for name in ROAD[:3]} if arguments.model else None,

@@ -1,40 +1,8 @@
-"""The small modules that the notebooks call: files, chosen rewards, the run's record."""
+"""The choice of rewards: from notebook 02 to notebook 03 without copying."""
 
-import doctest
-import importlib
-import json
-import os
-
-import pandas as pd
 import pytest
 
-from lab import files
-from lab.model.prompts import fold_system
-from lab.show.tables import readable
 from lab.train import chosen_rewards
-
-# --------------------------------------------------------------------------- files
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
-    path = files.write_json(tmp_path / "a.json", {"a": 1})
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="No space left"):
-        files.write_json(path, {"a": 2})
-    assert json.loads(path.read_text()) == {"a": 1} and list(tmp_path.iterdir()) == [path]
-
-
-def test_a_damaged_json_file_names_the_notebook_that_makes_it(tmp_path):
-    (tmp_path / "a.json").write_text('{"a": ')
-    with pytest.raises(ValueError, match="damaged.*02_design_rewards"):
-        files.read_json(tmp_path / "a.json", "02_design_rewards")
-
-
-# --------------------------------------------------------------------------- chosen rewards
 
 OWN = """from rewards import reward
 
@@ -101,37 +69,3 @@ def test_a_forgotten_decorator_and_a_name_used_twice_are_told(tmp_path):
             tmp_path,
             "from rewards import length_reward, rename\na = rename(length_reward.with_options(longest=9), 'length_reward')\n",
         )
-
-
-# --------------------------------------------------------------------------- run folder and chat
-
-
-def test_earlier_runs_are_kept_beside_the_new_one(tmp_path):
-    for text in ("first", "second"):
-        run = files.fresh_folder(tmp_path / "run")
-        assert not any(run.iterdir())
-        (run / "log.jsonl").write_text(text)
-    files.fresh_folder(run)
-    assert sorted(p.read_text() for p in tmp_path.glob("run-*/log.jsonl")) == ["first", "second"]
-
-
-def test_a_system_message_is_folded_into_the_first_user_message_only():
-    chat = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}, {"role": "assistant", "content": "A"}]
-    assert fold_system(chat) == [{"role": "user", "content": "S\n\nU"}, {"role": "assistant", "content": "A"}]
-    assert fold_system(chat[1:]) == chat[1:]
-
-
-# --------------------------------------------------------------------------- tables and docstrings
-
-
-def test_a_table_shows_cells_and_names_of_columns_as_they_are():
-    shown = readable(pd.DataFrame({"<b>name": ["<script>x</script>"]})).to_html()
-    assert "<script>" not in shown and "<b>" not in shown and "&lt;b&gt;name" in shown and "&lt;script&gt;x" in shown
-
-
-@pytest.mark.parametrize(
-    "name", sorted(path.stem for path in (files.ROOT / "notebooks/lab").glob("*.py") if ">>> " in path.read_text())
-)
-def test_the_examples_in_docstrings_are_true(name):
-    found = doctest.testmod(importlib.import_module(f"lab.{name}"))
-    assert found.attempted and not found.failed
