@@ -1,4 +1,4 @@
-"""Prompt format, answer extraction and reward functions for GRPO.
+"""Reward functions for GRPO: read them, change them, write your own.
 
 Write the score of ONE completion, put `@reward` on it, and it is a TRL reward function:
 
@@ -12,19 +12,19 @@ Write the score of ONE completion, put `@reward` on it, and it is a TRL reward f
 [1.0, 0.0]
 
 The contract:
-- A parameter named `completion` gets the text, `prompt` the prompt, any other the data-set column of
-  that name. A function that takes `completions` instead gets a whole group and returns a list.
-- Scores lie in [0, 1] unless the decorator declares another range; weights live in the training
-  configuration. NaN, inf and whatever is not a number are refused by name.
+- The parameter `completion` gets the text, `prompt` the prompt, any other the data-set column of that name.
+  A function with a parameter `completions` gets a whole group and returns a list.
+- Scores lie in [0, 1] unless the decorator declares another range. Weights are chosen in the training
+  configuration. NaN, inf and anything that is not a number raise an error that names the reward.
 - `None` means that the prompt or the gold answer cannot be scored, never that the completion is bad:
   TRL counts a None as 0 in the sum.
-- A reward that could not be computed (`RewardFailure`, a timeout, a lost connection) is counted,
-  logged, and neutral: the completion gets the mean of its group. Any other exception is a bug and
-  stops the run with the completion that caused it.
+- A reward that could not be computed (`RewardFailure`, a timeout, a lost connection) is counted, logged and
+  neutral: the completion gets the mean of its group. Any other exception is a bug. It stops the run and
+  shows the completion that caused it.
 
-`python rewards.py` prints the table of all rewards. This module imports no torch and no notebook code;
-what a single reward needs beyond the standard library (math-verify, sacrebleu, rouge-score, jsonschema,
-openai) is imported by that reward when it is first used.
+`python rewards.py` prints the table of all rewards. Their machinery is in `scoring/`, whose README says more.
+Nothing here imports torch or notebook code. math-verify, sacrebleu, rouge-score, jsonschema and openai are
+imported by the rewards that need them, at the first call.
 """
 
 from __future__ import annotations
@@ -38,164 +38,56 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from scoring import formats
-from scoring.adopt import AdoptedFunction, adopt, prepare_rewards, rename
+from scoring import formats, structured
+from scoring.adopt import AdoptedFunction, adopt, prepare_rewards
 from scoring.answers import (
-    CHOICE,
-    LONGEST_CHOICE,
-    choice_index,
     extract_answer,
     extract_gsm8k_answer,
     extract_reasoning,
     final_text,
     gold_text,
     plain_text,
-    read_number,
     same_answer,
-    same_number,
     same_text,
     split_completion,
 )
-from scoring.code import (
-    DOUBLE,
-    LONGEST_CODE,
-    default_sandbox,
-    extract_code,
-    function_prompt,
-    gives_back,
-    parsed,
-)
-from scoring.combine import CombinedReward, cached, gate, rescale
+from scoring.batch import Batch, assistant_prefix, completion_text, count_tokens, message_text, question_text
+from scoring.choices import choice_index, chosen_index
+from scoring.code import DOUBLE, LONGEST_CODE, default_sandbox, extract_code, function_prompt, gives_back, parsed
+from scoring.combine import CombinedReward, cached, gate, rename, rescale
 from scoring.contract import (
     REGISTRY,
-    Batch,
     MissingColumnError,
     RewardError,
     RewardFailure,
     RewardFunction,
-    assistant_prefix,
-    callable_name,
-    completion_text,
-    count_tokens,
     is_failure,
-    message_text,
-    question_text,
     register,
     registry_table,
     reward,
 )
-from scoring.formats import (
-    FORMAT,
-    SYSTEM_PROMPT,
-    BoxedFormat,
-    Format,
-    HashFormat,
-    MarkedFormat,
-    TagFormat,
-    has_words,
-    is_visible,
-)
+from scoring.formats import FORMAT, SYSTEM_PROMPT, BoxedFormat, Format, HashFormat, MarkedFormat, TagFormat
 from scoring.judge import DEFAULT_JUDGE, Judge
 from scoring.mathematics import LONGEST_EXPRESSION, is_expression, is_mathematics, symbolically_equal, unwrap_formula
-from scoring.numbers import extract_number, units_differ
-from scoring.structured import (
-    CLOCK,
-    FENCE,
-    LONGEST_LINE,
-    PARSED,
-    arithmetic,
-    best_schedule,
-    finite_float,
-    json_validator,
-    read_events,
-    refuse_constant,
-    refuse_doubles,
-    schema_share,
-    whole_numbers,
-)
-from scoring.text import (
-    MOST_COMPARED,
-    SENTENCE_END,
-    STEP_MARK,
-    WORD,
-    bleu_scorer,
-    compiled,
-    first_words,
-    ngrams,
-    reference_and_text,
-    rouge_scorer,
-)
+from scoring.numbers import extract_number, read_number, same_number, units_differ
+from scoring.text import bleu_scorer, compiled, count_steps, ngrams, reference_and_text, rouge_f_measure
 
-__all__ = [
-    # the rewards
-    "format_reward",
-    "soft_format_reward",
-    "correctness_reward",
-    "math_reward",
-    "numeric_closeness_reward",
-    "multiple_choice_reward",
-    "bleu_reward",
-    "rouge_reward",
-    "code_reward",
-    "syntax_reward",
-    "json_reward",
-    "countdown_reward",
-    "schedule_reward",
-    "length_reward",
-    "cosine_length_reward",
-    "soft_overlong_reward",
-    "repetition_reward",
-    "reasoning_steps_reward",
-    "style_reward",
-    "diversity_reward",
-    "judge_reward",
-    "debug_reward",
-    # what they are made of
-    "adopt",
-    "AdoptedFunction",
-    "assistant_prefix",
-    "Batch",
-    "BoxedFormat",
-    "cached",
-    "callable_name",
-    "CombinedReward",
-    "completion_text",
-    "count_tokens",
-    "extract_answer",
-    "extract_code",
-    "extract_gsm8k_answer",
-    "extract_number",
-    "extract_reasoning",
-    "final_text",
-    "Format",
-    "FORMAT",
-    "gate",
-    "gold_text",
-    "HashFormat",
-    "is_failure",
-    "Judge",
-    "MarkedFormat",
-    "message_text",
-    "MissingColumnError",
-    "prepare_rewards",
-    "question_text",
-    "register",
-    "REGISTRY",
-    "registry_table",
-    "rename",
-    "rescale",
-    "reward",
-    "RewardError",
-    "RewardFailure",
-    "RewardFunction",
-    "same_answer",
-    "split_completion",
-    "SYSTEM_PROMPT",
-    "TagFormat",
-]
+__all__ = ["format_reward", "soft_format_reward", "correctness_reward", "math_reward", "numeric_closeness_reward"]
+__all__ += ["multiple_choice_reward", "bleu_reward", "rouge_reward", "json_reward", "countdown_reward"]
+__all__ += ["schedule_reward", "code_reward", "syntax_reward", "length_reward", "cosine_length_reward"]
+__all__ += ["soft_overlong_reward", "repetition_reward", "reasoning_steps_reward", "style_reward", "diversity_reward"]
+__all__ += ["judge_reward", "debug_reward"]
+# to make rewards
+__all__ += ["reward", "adopt", "gate", "rescale", "rename", "cached", "prepare_rewards", "register", "REGISTRY"]
+__all__ += ["registry_table", "RewardFunction", "AdoptedFunction", "CombinedReward", "Batch", "Judge"]
+__all__ += ["RewardError", "RewardFailure", "MissingColumnError", "is_failure"]
+# to read completions
+__all__ += ["FORMAT", "SYSTEM_PROMPT", "Format", "TagFormat", "MarkedFormat", "BoxedFormat", "HashFormat"]
+__all__ += ["split_completion", "extract_reasoning", "extract_answer", "final_text", "extract_number", "extract_code"]
+__all__ += ["extract_gsm8k_answer", "gold_text", "same_answer", "count_tokens", "completion_text", "message_text"]
+__all__ += ["question_text", "assistant_prefix"]
 
 
-@register
 @reward
 def format_reward(completion: str) -> float:
     """Whether the completion has exactly the asked-for format. Returns 0 or 1.
@@ -208,7 +100,6 @@ def format_reward(completion: str) -> float:
     return 1.0 if split_completion(completion) else 0.0
 
 
-@register
 @reward
 def soft_format_reward(completion: str) -> float:
     """How much of the asked-for format is there: what GRPO can climb while nobody has the strict one yet.
@@ -224,7 +115,6 @@ def soft_format_reward(completion: str) -> float:
     return 1.0 if split_completion(completion) else sum(formats.FORMAT.in_place(completion)) / 5
 
 
-@register
 @reward
 def correctness_reward(completion: str, answer: Any) -> float | None:
     """Whether the final answer is the gold answer, numbers compared exactly and texts as texts.
@@ -244,14 +134,13 @@ def correctness_reward(completion: str, answer: Any) -> float | None:
     return 1.0 if given is not None and (given == gold or same_answer(given, gold)) else 0.0
 
 
-@register
 @reward
 def math_reward(completion: str, answer: Any, *, time_limit: float = 1.0) -> float | None:
     """Whether the final answer is mathematically equal to the gold: numbers exactly, expressions symbolically.
 
-    Returns 0 or 1; None for a missing gold. Plain numbers never leave the fast path; an expression
-    goes to math-verify (Hugging Face) in a process of its own, which gives up after `time_limit`
-    seconds of work, in whatever thread this runs. A sum left undone (`3 * 4` for 12) is no answer.
+    Returns 0 or 1; None for a missing gold. An expression goes to math-verify (Hugging Face) in a process
+    of its own, which gives up after `time_limit` seconds of work. Plain numbers are compared at once.
+    1.414 for √2 and `3 * 4` for 12 count as wrong.
 
     >>> math_reward.score(r"<answer>\\frac{1}{2}</answer>", answer="0.5")
     1.0
@@ -262,24 +151,20 @@ def math_reward(completion: str, answer: Any, *, time_limit: float = 1.0) -> flo
     if gold is None:
         return None
     given = extract_answer(completion)
-    if given is None:
-        return 0.0
-    if given == gold:
-        return 1.0
+    if given is None or given == gold:
+        return 0.0 if given is None else 1.0
     wanted, found = read_number(gold), read_number(given)
     if wanted and found:
         return 1.0 if same_number(found, wanted) else 0.0
-    if len(given) > LONGEST_EXPRESSION or len(gold) > LONGEST_EXPRESSION:
+    too_long = max(len(given), len(gold)) > LONGEST_EXPRESSION
+    if too_long or wanted is None and not is_mathematics(gold):
         return 1.0 if wanted is None and same_text(given, gold) else 0.0
-    if wanted is None and not is_mathematics(gold):
-        return 1.0 if same_text(given, gold) else 0.0
     given, gold = unwrap_formula(given), unwrap_formula(gold)
     if "".join(given.split()) == "".join(gold.split()):
         return 1.0
     return 1.0 if is_expression(given, gold) and symbolically_equal(gold, given, time_limit) else 0.0
 
 
-@register
 @reward
 def numeric_closeness_reward(completion: str, answer: Any, *, within: float = 0.5) -> float | None:
     """How near a numeric answer is to the gold: 1 for exactly right, at most 0.5 for near.
@@ -290,11 +175,9 @@ def numeric_closeness_reward(completion: str, answer: Any, *, within: float = 0.
     >>> numeric_closeness_reward.score("<answer>90</answer>", answer="100")
     0.4
     """
-    gold = gold_text(answer)
-    wanted = read_number(gold) if gold is not None else None
+    wanted, found = read_number(gold_text(answer) or ""), read_number(extract_answer(completion) or "")
     if wanted is None:
         return None
-    found = read_number(extract_answer(completion) or "")
     if found is None or units_differ(found[1], wanted[1]):
         return 0.0
     if same_number(found, wanted):
@@ -303,7 +186,6 @@ def numeric_closeness_reward(completion: str, answer: Any, *, within: float = 0.
     return 0.5 * float(1 - error) if error < 1 else 0.0
 
 
-@register
 @reward(claims_correctness=True, example={"choices": ["Lima", "Paris", "Rome"], "answer": "B", "right": "B"})
 def multiple_choice_reward(completion: str, answer: Any, choices: Any = None) -> float | None:
     """Whether the final answer names the right choice, by its letter, by its text, or by both in agreement.
@@ -320,19 +202,9 @@ def multiple_choice_reward(completion: str, answer: Any, choices: Any = None) ->
     wanted = choice_index(answer, texts)
     if wanted is None:
         return None
-    given = extract_answer(completion) or ""
-    if len(given) > LONGEST_CHOICE + max(map(len, texts), default=0):
-        return 0.0
-    given = plain_text(unwrap_formula(given)).strip("[]")
-    if texts.count(given) == 1:  # the text first: a choice may be called "b" and not be the second
-        return 1.0 if texts.index(given) == wanted else 0.0
-    match = CHOICE.fullmatch(given)
-    if not match or ord(match[1]) - ord("a") != wanted:
-        return 0.0
-    return 1.0 if not match[2] or (texts and plain_text(match[2]) == texts[wanted]) else 0.0
+    return 1.0 if chosen_index(extract_answer(completion) or "", texts) == wanted else 0.0
 
 
-@register
 @reward(claims_correctness=False)  # a likeness, not a verdict
 def bleu_reward(completion: str, answer: Any) -> float | None:
     """How much the final text shares with a reference text, in n-gram precision (sentence BLEU, sacrebleu).
@@ -346,7 +218,6 @@ def bleu_reward(completion: str, answer: Any) -> float | None:
     return None if pair is None else min(1.0, round(bleu_scorer().sentence_score(pair[1], [pair[0]]).score, 9) / 100)
 
 
-@register
 @reward(claims_correctness=False)
 def rouge_reward(completion: str, answer: Any, *, kind: str = "rougeL") -> float | None:
     """How much of a reference text the final text covers, as an F-measure (ROUGE, rouge-score).
@@ -358,32 +229,107 @@ def rouge_reward(completion: str, answer: Any, *, kind: str = "rougeL") -> float
     1.0
     """
     pair = reference_and_text(completion, answer)
-    if pair is None:
+    return None if pair is None else rouge_f_measure(*pair, kind)
+
+
+PARSED = 0.2  # what JSON that parses is worth before any of the schema is held
+PERSON = """{"type": "object", "properties": {"name": {"type": "string", "minLength": 1}, "age": {"type": "integer"}},
+"required": ["name", "age"], "additionalProperties": false}"""
+
+
+@reward(claims_correctness=True, example={"schema": PERSON, "right": '{"name": "Ann", "age": 31}'})
+def json_reward(completion: str, schema: Any) -> float | None:
+    """Whether the final text is JSON, and how much of a JSON Schema it holds.
+
+    Returns 0 for what does not parse (also NaN, doubled keys, text around it), 0.2 for any JSON, up
+    to 1 with the share of the schema held: each required or present property and each other keyword
+    counts once. None for a schema that is missing or invalid. Give the column as JSON text: a
+    data set's nested columns get all their keys filled with None.
+
+    >>> json_reward.score('{"age": "old"}', schema={"type": "object", "properties": {"age": {"type": "integer"}}})
+    0.6
+    """
+    validator = structured.json_validator(schema if isinstance(schema, str) else json.dumps(schema, default=str))
+    if validator is None:
         return None
-    reference, text = (WORD.findall(part) for part in pair)
-    score = rouge_scorer(kind).score(*(" ".join(words[:MOST_COMPARED]) for words in (reference, text)))[kind].fmeasure
-    return score * min(1.0, len(reference) / len(text)) if len(text) > MOST_COMPARED else score
+    text = final_text(completion)
+    fenced = structured.JSON_FENCE.fullmatch(text)
+    try:
+        value = structured.strict_json(fenced[1] if fenced else text)
+        return round(PARSED + (1 - PARSED) * structured.schema_share(validator, value), 9)
+    except (ValueError, ArithmeticError, RecursionError):
+        return 0.0
 
 
-@register
+@reward(claims_correctness=True, example={"numbers": [3, 4, 5], "target": 17, "right": "3 * 4 + 5"})
+def countdown_reward(completion: str, numbers: Sequence[int], target: Any) -> float | None:
+    """Whether the final answer is an expression that reaches the target with every number exactly once.
+
+    Returns 0 or 1; None for missing numbers or target. Only whole numbers, + − × ÷ and parentheses;
+    "= target" may follow. Exact fractions, a syntax tree instead of `eval`.
+
+    >>> countdown_reward.score("<answer>(5 - 3) * 4 = 8</answer>", numbers=[3, 4, 5], target=8)
+    1.0
+    >>> countdown_reward.score("<answer>2.5 * 4</answer>", numbers=[2, 5, 4], target=10)
+    0.0
+    """
+    wanted, given_numbers = extract_number(str(target)), structured.whole_numbers(numbers)
+    if wanted is None or not given_numbers:
+        return None
+    expression, equals, result = unwrap_formula(extract_answer(completion) or "").partition("=")
+    found = structured.arithmetic(expression)
+    if found is None or (equals and extract_number(result) != wanted):
+        return 0.0
+    value, used = found
+    return 1.0 if value == wanted and sorted(used) == sorted(given_numbers) else 0.0
+
+
+EVENTS = """[{"name": "Standup", "start": "09:00", "end": "09:30", "weight": 1},
+{"name": "Review", "start": "09:15", "end": "10:00", "weight": 2},
+{"name": "Lunch", "start": "12:00", "end": "13:00", "weight": 1}]"""
+
+
+@reward(claims_correctness=True, example={"events": EVENTS, "right": "09:15-10:00 Review\n12:00-13:00 Lunch"})
+def schedule_reward(completion: str, events: Any) -> float | None:
+    """How good a schedule without overlaps is: the weight of its events, as a share of the best possible.
+
+    Returns 0 to 1; 0 for an overlap, a repeated or unknown event, or a changed time; None for events
+    that cannot be used. The final answer has one line an event, `09:15-10:00 Review`; `events` is a
+    list (or its JSON) of name, start, end (HH:MM) and weight (default 1). The best is found by
+    weighted interval scheduling (Kleinberg and Tardos 2005, section 6.1).
+
+    >>> events = [{"name": "A", "start": "9:00", "end": "10:00"}, {"name": "B", "start": "10:00", "end": "11:00"}]
+    >>> schedule_reward.score("<answer>09:00-10:00 A</answer>", events=events)
+    0.5
+    """
+    known = structured.read_events(events)
+    if not known:
+        return None
+    chosen = structured.read_schedule(extract_answer(completion) or "")
+    if chosen is None or len(set(chosen)) < len(chosen) or any(event not in known for event in chosen):
+        return 0.0
+    if any(after[0] < before[1] for before, after in itertools.pairwise(chosen)):
+        return 0.0
+    return min(1.0, sum(known[event] for event in chosen) / structured.best_schedule(known))
+
+
 @reward(claims_correctness=True, example=DOUBLE)
 async def code_reward(
     completion: str, prompt: Any, test: Any, entry_point: str, code_prompt: Any = None, *, sandbox: Any = None
 ) -> float | None:
     """The share of a test's assertions that the completion's function holds, run in a sandbox.
 
-    Returns 0 to 1, and 1 only where all hold. `prompt`, `test` and `entry_point` are HumanEval's; where the
-    chat says more than the function's head, the column `code_prompt` has the head. 0 without running for
-    an answer without code; an answer that is only a body needs one of the two. None for a problem without a test, or with one that the sandbox cannot split
-    (see `sandbox.Verdict`). What is not the completion's fault (a lost worker, a broken test) is neutral
-    within the group, and counted. A batch is judged in parallel, equal completions once.
+    Returns 0 to 1, and 1 only where all hold; 0 without running for an answer without code. None for a
+    problem without a test, or with one that the sandbox cannot split (see `sandbox.Verdict`). `prompt`,
+    `test` and `entry_point` are HumanEval's. Where the chat says more than the function's head, the column
+    `code_prompt` has the head; an answer that is only a body needs one of the two. A lost worker or a broken
+    test is neutral within the group, and counted. A batch is judged in parallel, equal completions once.
 
-    >>> code_reward.score("```python\\ndef double(n):\\n    return 4\\n```", test="assert double(2) == 4\\nassert double(3) == 6", entry_point="double")
+    >>> code_reward.score("def f(n):\\n    return 4", test="assert f(2) == 4\\nassert f(3) == 6", entry_point="f")
     0.5
     """
-    test = (
-        "\n".join(test) if isinstance(test, (list, tuple)) and all(isinstance(line, str) for line in test) else test
-    )  # MBPP's
+    if isinstance(test, (list, tuple)) and all(isinstance(line, str) for line in test):
+        test = "\n".join(test)  # MBPP's
     if not isinstance(test, str) or not test.strip() or not entry_point:
         return None
     code = extract_code(completion, entry_point)
@@ -397,7 +343,6 @@ async def code_reward(
     return None if verdict.status == "unsupported" else verdict.score
 
 
-@register
 @reward(claims_correctness=False, example=DOUBLE)
 def syntax_reward(completion: str, prompt: Any, entry_point: str, code_prompt: Any = None) -> float:
     """Whether the answer is Python that defines the function that was asked for; nothing is run.
@@ -406,7 +351,7 @@ def syntax_reward(completion: str, prompt: Any, entry_point: str, code_prompt: A
     is its body) and returns something. A slope for a policy that does not write code yet; it says nothing
     about being right.
 
-    >>> syntax_reward.score("def double(n):\\n    return n", entry_point="double"), syntax_reward.score("def f():\\n    pass", entry_point="double")
+    >>> syntax_reward.score("def f(n):\\n    return n", entry_point="f"), syntax_reward.score("x = 1", entry_point="f")
     (1.0, 0.5)
     """
     from sandbox import bodies
@@ -422,109 +367,6 @@ def syntax_reward(completion: str, prompt: Any, entry_point: str, code_prompt: A
     return 1.0 if any(gives_back(node, entry_point) for node in tree.body) else 0.5
 
 
-@register
-@reward(
-    claims_correctness=True,
-    example={
-        "schema": '{"type": "object", "properties": {"name": {"type": "string", "minLength": 1}, "age": {"type": "integer"}}, '
-        '"required": ["name", "age"], "additionalProperties": false}',
-        "right": '{"name": "Ann", "age": 31}',
-    },
-)
-def json_reward(completion: str, schema: Any) -> float | None:
-    """Whether the final text is JSON, and how much of a JSON Schema it holds.
-
-    Returns 0 for what does not parse (also NaN, doubled keys, text around it), 0.2 for any JSON, up
-    to 1 with the share of the schema held: each required or present property and each other keyword
-    counts once. None for a schema that is missing or invalid. Give the column as JSON text: a
-    data set's nested columns get all their keys filled with None.
-
-    >>> json_reward.score('<answer>{"age": "old"}</answer>', schema={"type": "object", "properties": {"age": {"type": "integer"}}})
-    0.6
-    """
-    validator = json_validator(schema if isinstance(schema, str) else json.dumps(schema, default=str))
-    if validator is None:
-        return None
-    text = final_text(completion)
-    fenced = FENCE.fullmatch(text)
-    try:
-        value = json.loads(
-            fenced[1] if fenced else text,
-            parse_constant=refuse_constant,
-            parse_float=finite_float,
-            object_pairs_hook=refuse_doubles,
-        )
-        return round(PARSED + (1 - PARSED) * schema_share(validator, value), 9)
-    except (ValueError, ArithmeticError, RecursionError):
-        return 0.0
-
-
-@register
-@reward(claims_correctness=True, example={"numbers": [3, 4, 5], "target": 17, "right": "3 * 4 + 5"})
-def countdown_reward(completion: str, numbers: Sequence[int], target: Any) -> float | None:
-    """Whether the final answer is an expression that reaches the target with every number exactly once.
-
-    Returns 0 or 1; None for missing numbers or target. Only whole numbers, + − × ÷ and parentheses;
-    "= target" may follow. Exact fractions, a syntax tree instead of `eval`.
-
-    >>> countdown_reward.score("<answer>(5 - 3) * 4 = 8</answer>", numbers=[3, 4, 5], target=8)
-    1.0
-    >>> countdown_reward.score("<answer>2.5 * 4</answer>", numbers=[2, 5, 4], target=10)
-    0.0
-    """
-    wanted = extract_number(str(target)) if target is not None else None
-    given_numbers = whole_numbers(numbers)
-    if wanted is None or not given_numbers:
-        return None
-    expression, equals, result = unwrap_formula(extract_answer(completion) or "").partition("=")
-    found = arithmetic(expression)
-    if found is None or (equals and extract_number(result) != wanted):
-        return 0.0
-    value, used = found
-    return 1.0 if value == wanted and sorted(used) == sorted(given_numbers) else 0.0
-
-
-@register
-@reward(
-    claims_correctness=True,
-    example={
-        "events": '[{"name": "Standup", "start": "09:00", "end": "09:30", "weight": 1}, {"name": "Review", "start": "09:15", '
-        '"end": "10:00", "weight": 2}, {"name": "Lunch", "start": "12:00", "end": "13:00", "weight": 1}]',
-        "right": "09:15-10:00 Review\n12:00-13:00 Lunch",
-    },
-)
-def schedule_reward(completion: str, events: Any) -> float | None:
-    """How good a schedule without overlaps is: the weight of its events, as a share of the best possible.
-
-    Returns 0 to 1; 0 for an overlap, a repeated or unknown event, or a changed time; None for events
-    that cannot be used. The final answer has one line an event, `09:15-10:00 Review`; `events` is a
-    list (or its JSON) of name, start, end (HH:MM) and weight (default 1). The best is found by
-    weighted interval scheduling (Kleinberg and Tardos 2005, section 6.1).
-
-    >>> events = [{"name": "A", "start": "9:00", "end": "10:00"}, {"name": "B", "start": "10:00", "end": "11:00"}]
-    >>> schedule_reward.score("<answer>09:00-10:00 A</answer>", events=events)
-    0.5
-    """
-    known = read_events(events)
-    if not known:
-        return None
-    chosen: list[tuple[int, int, str]] = []
-    for line in (extract_answer(completion) or "").splitlines():
-        match = CLOCK.fullmatch(line.strip()) if len(line) <= LONGEST_LINE else None
-        if line.strip() and not match:
-            return 0.0
-        if match:
-            h1, m1, h2, m2 = (int(number) for number in match.groups()[:4])
-            chosen.append((60 * h1 + m1, 60 * h2 + m2, plain_text(match[5])))
-    chosen.sort()
-    if len(set(chosen)) < len(chosen) or any(event not in known for event in chosen):
-        return 0.0
-    if any(after[0] < before[1] for before, after in itertools.pairwise(chosen)):
-        return 0.0
-    return min(1.0, sum(known[event] for event in chosen) / best_schedule(known))
-
-
-@register
 @reward
 def length_reward(
     completion: str, completion_ids: Sequence[int] | None = None, *, shortest: int = 20, longest: int = 200
@@ -543,7 +385,6 @@ def length_reward(
     return 1.0 if n <= longest else max(0.0, 2 - n / longest)
 
 
-@register
 @reward
 def cosine_length_reward(
     completion: str,
@@ -560,8 +401,8 @@ def cosine_length_reward(
 
     Returns `right_short` to `right_long` for a right answer, `wrong_short` to `wrong_long` for a wrong
     one, both reached at `max_tokens` and kept after it; None for a missing gold. The shape is that of
-    Yeo et al. 2025 (Demystifying Long Chain-of-Thought, section 4); their wrong answers gain with
-    length, which here must be asked for, because it pays for padding.
+    Yeo et al. 2025 (Demystifying Long Chain-of-Thought, section 4). Their wrong answers gain with
+    length, which pays for padding: here it must be asked for.
 
     >>> halfway = "<think>" + "hm " * 336 + "</think><answer>4</answer>"
     >>> round(cosine_length_reward.score(halfway, answer="4"), 2), cosine_length_reward.score(halfway, answer="5")
@@ -575,7 +416,6 @@ def cosine_length_reward(
     return long + (short - long) * (1 + math.cos(math.pi * progress)) / 2
 
 
-@register
 @reward
 def soft_overlong_reward(
     completion: str, completion_ids: Sequence[int] | None = None, *, max_tokens: int = 512, buffer_tokens: int = 128
@@ -592,7 +432,6 @@ def soft_overlong_reward(
     return min(1.0, max(0.0, 1 - over / buffer_tokens))
 
 
-@register
 @reward
 def repetition_reward(completion: str, *, n: int = 3) -> float:
     """How little the completion repeats itself: the share of its n-grams that are different.
@@ -604,44 +443,31 @@ def repetition_reward(completion: str, *, n: int = 3) -> float:
     (1.0, 0.01)
     """
     found = ngrams(completion, n)
-    return len(set(found)) / len(found) if found else float(has_words(completion))
+    return len(set(found)) / len(found) if found else float(formats.has_words(completion))
 
 
-@register
 @reward
 def reasoning_steps_reward(completion: str, *, steps: int = 3) -> float:
     """Whether the reasoning has several different steps: lines or sentences of at least three words.
 
     Returns 0 to 1, reached at `steps`. A repeated step counts once, and "First, First, First" is none:
-    what counts is what stands behind such a word. Whether a step is true it cannot see: gate it.
+    only the words behind such a mark count. It cannot see whether a step is true: gate it.
 
     >>> reasoning_steps_reward.score("<think>3 * 4 = 12\\nThen add 5: 17\\n3 * 4 = 12</think>") == 2 / 3
     True
     """
-    found = set()
-    for line in SENTENCE_END.split(extract_reasoning(completion) or ""):
-        mark = STEP_MARK.match(line)
-        words = first_words(line[mark.end() if mark else 0 :])
-        if len(set(words)) >= 3:
-            found.add(tuple(words))
-            if len(found) == steps:
-                break
-    return len(found) / steps
+    return count_steps(extract_reasoning(completion) or "", most=steps) / steps
 
 
-UNWANTED = (
-    r"\bas an ai\b",
-    r"\bi(?:'m| am) (?:sorry|just an?)\b",
-    r"\bi hope this helps\b",
+UNWANTED = (r"\bas an ai\b", r"\bi(?:'m| am) (?:sorry|just an?)\b", r"\bi hope this helps\b", r"\blet me know if\b")
+UNWANTED += (
     r"^\s*(?:sure|certainly|of course|absolutely)\b",
-    r"\blet me know if\b",
     r"\bgreat question\b",
     r"!{2,}",
     r"\b(?:delve|tapestry)\b",
 )
 
 
-@register
 @reward
 def style_reward(completion: str, *, unwanted: Sequence[str] = UNWANTED) -> float:
     """How free the text outside the reasoning is of unwanted patterns (regular expressions, any case).
@@ -654,10 +480,9 @@ def style_reward(completion: str, *, unwanted: Sequence[str] = UNWANTED) -> floa
     """
     text = formats.FORMAT.outside(completion)
     hits = sum(compiled(pattern).search(text) is not None for pattern in unwanted)
-    return max(0.0, 1 - hits / 4) if is_visible(text) else 0.0
+    return max(0.0, 1 - hits / 4) if formats.is_visible(text) else 0.0
 
 
-@register
 @reward
 def diversity_reward(completions: Sequence[str], *, n: int = 2) -> list[float]:
     """How different a completion is from the others of its group, against mode collapse.
@@ -669,18 +494,15 @@ def diversity_reward(completions: Sequence[str], *, n: int = 2) -> list[float]:
     [0.5, 0.5, 1.0]
     """
     sets = [set(ngrams(text, n)) or {(text.strip(),)} for text in completions]
-    if len(sets) < 2:
-        return [1.0] * len(sets)
     total = [0.0] * len(sets)
     for i, j in itertools.combinations(range(len(sets)), 2):
         shared = len(sets[i] & sets[j])
         distance = 1 - shared / (len(sets[i]) + len(sets[j]) - shared)
         total[i] += distance
         total[j] += distance
-    return [value / (len(sets) - 1) for value in total]
+    return [value / (len(sets) - 1) for value in total] if len(sets) > 1 else [1.0] * len(sets)
 
 
-@register
 @reward
 async def judge_reward(completion: str, prompt: Any, answer: Any = None, *, judge: Judge = DEFAULT_JUDGE) -> float:
     """What a language model behind an OpenAI-compatible endpoint thinks of the final text, by a rubric.
@@ -694,12 +516,9 @@ async def judge_reward(completion: str, prompt: Any, answer: Any = None, *, judg
     0.0
     """
     text = final_text(completion)
-    if not is_visible(text):
-        return 0.0
-    return await judge.grade(question_text(prompt), text, gold_text(answer))
+    return await judge.grade(question_text(prompt), text, gold_text(answer)) if formats.is_visible(text) else 0.0
 
 
-@register
 @reward(high=0.0)
 def debug_reward(
     completions: Sequence[str], log_extra: Callable, trainer_state: Any, answer: Any = None, *, every: int = 10
@@ -709,15 +528,16 @@ def debug_reward(
     Returns 0 for every completion, so that it changes nothing at any weight. It prints at every
     `every`-th step, and adds the columns `extracted_answer` and `strict_format` to the run's table.
     """
-    log_extra("extracted_answer", [extract_answer(text) for text in completions])
+    answers, step = [extract_answer(text) for text in completions], getattr(trainer_state, "global_step", 0)
+    log_extra("extracted_answer", answers)
     log_extra("strict_format", [split_completion(text) is not None for text in completions])
-    step = getattr(trainer_state, "global_step", 0)
     if step % every == 0:
-        print(
-            f"--- step {step}, gold {answer!r}, extracted {extract_answer(completions[0])!r}:\n{completions[0][:1000]}"
-        )
+        print(f"--- step {step}, gold {answer!r}, extracted {answers[0]!r}:\n{completions[0][:1000]}")
     return [0.0] * len(completions)
 
+
+for function in [value for value in globals().values() if isinstance(value, RewardFunction)]:
+    register(function)
 
 if __name__ == "__main__":
     print(registry_table())

@@ -1,4 +1,4 @@
-"""Rewards in TRL's own signature, taken in under the same checks; a list of rewards made ready for the trainer."""
+"""Rewards in TRL's own signature, under the same checks; and a list of rewards made ready for the trainer."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from scoring.contract import Batch, RewardError, RewardFunction, callable_name, is_failure, name_with, run_in_background
+from scoring.background import run_in_background
+from scoring.batch import Batch
+from scoring.contract import RewardError, RewardFunction, callable_name, is_failure, name_with
 
 
 class AdoptedFunction(RewardFunction):
     """A function in TRL's own signature, called unchanged and checked like every reward here."""
+
+    for_chats = True
 
     def __init__(
         self, function: Callable, low: float = -math.inf, high: float = math.inf, *, prefill: bool = False, **more: Any
@@ -22,51 +26,36 @@ class AdoptedFunction(RewardFunction):
         super().__init__(function, low, high, **more)
 
     def _parameters(self) -> dict[str, inspect.Parameter]:
-        parameters = dict(inspect.signature(self.function).parameters)
+        parameters = inspect.signature(self.function).parameters
         self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         if "completions" not in parameters and not self.takes_all:
             raise TypeError(f"{self.__name__} is not in TRL's signature: it needs a parameter 'completions'")
         self.groupwise, self._names = False, ()
         bound = set(self.function.keywords) if isinstance(self.function, functools.partial) else set()
-        return {
-            n: p for n, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and n not in bound
-        }
+        stars = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        return {n: p for n, p in parameters.items() if p.kind not in stars and n not in bound}
 
-    def _copy(self, **changes: Any) -> RewardFunction:
-        return super()._copy(**{"prefill": self.prefill, **changes})
-
-    def score(self, completion: str | Sequence[dict[str, Any]], prompt: Any = None, **columns: Any) -> float | None:
-        """As `RewardFunction.score`; a text is given as a chat message, as in training, unless its prompt is a text too."""
-        if isinstance(completion, str) and not isinstance(prompt, str):
-            completion, prompt = (
-                [{"role": "assistant", "content": completion}],
-                prompt or [{"role": "user", "content": ""}],
-            )
-        return RewardFunction.score(self, completion, prompt, **columns)
+    def _arguments(self) -> dict[str, Any]:
+        return super()._arguments() | {"prefill": self.prefill}
 
     def values(self, batch: Batch) -> list:
         given = {
             "prompts": batch.prompts,
             "completions": batch.completions,
-            **batch.columns,
-            **batch.from_trl,
-            **self.options,
+            "completion_ids": [[] for _ in batch.texts],
         }
-        given.setdefault("completion_ids", [[] for _ in batch.texts])
+        given |= {**batch.columns, **batch.from_trl, **self.options}
         if self.prefill:
             given["completions"] = [
                 text if isinstance(c, str) else [{"role": "assistant", "content": text}]
                 for text, c in zip(batch.texts, batch.completions)
             ]
         if not self.takes_all:
-            given = {
-                name: value for name, value in given.items() if name in inspect.signature(self.function).parameters
-            }
+            parameters = inspect.signature(self.function).parameters
+            given = {name: value for name, value in given.items() if name in parameters}
         try:
             found = self.function(**given)
-            if inspect.isawaitable(found):
-                found = run_in_background(_awaited(found))
-            found = list(found)
+            found = list(run_in_background(found) if inspect.isawaitable(found) else found)
         except Exception as error:
             if not is_failure(error):
                 raise self._broken(error, self._culprit(batch)) from error
@@ -78,16 +67,11 @@ class AdoptedFunction(RewardFunction):
     def _culprit(self, batch: Batch) -> str:
         """The first completion on which the function fails alone; the first of all where none does."""
         for i, text in enumerate(batch.texts if len(batch.texts) > 1 else ()):
-            columns = {name: [values[i]] for name, values in batch.columns.items()}
             try:
-                self.values(Batch([batch.prompts[i]], [batch.completions[i]], [text], columns, batch.from_trl))
+                self.values(batch.part([i]))
             except Exception:
                 return text
         return batch.texts[0] if batch.texts else ""
-
-
-async def _awaited(awaitable: Any) -> Any:
-    return await awaitable
 
 
 def adopt(
@@ -130,22 +114,12 @@ def prepare_rewards(functions: Iterable[Callable], columns: Iterable[str] | None
     Raises:
         MissingColumnError, TypeError: naming the function.
     """
-    found: list[RewardFunction] = []
+    found: dict[str, RewardFunction] = {}
     columns = None if columns is None else list(columns)
     for function in map(adopt, functions):
         if columns is not None:
             function.check_columns(columns)
-        taken = {other.__name__ for other in found}
         names = itertools.chain([function.__name__], (f"{function.__name__}_{i}" for i in itertools.count(2)))
-        name = next(name for name in names if name not in taken)
-        found.append(function if name == function.__name__ else rename(function, name))
-    return found
-
-
-def rename(function: RewardFunction, name: str) -> RewardFunction:
-    """The same reward under another metric name.
-
-    >>> rename(format_reward, "style").__name__
-    'style'
-    """
-    return adopt(function)._copy(name=name)
+        name = next(name for name in names if name not in found)
+        found[name] = function if name == function.__name__ else function.renamed(name)
+    return list(found.values())

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import numbers
 import re
 import unicodedata
-from fractions import Fraction
 from typing import Any
 
 from scoring import formats
 from scoring.formats import is_visible
-from scoring.numbers import DRESSING, LONGEST_NUMBER, extract_number, number_and_unit, units_differ
+from scoring.numbers import DRESSING, extract_number, read_number, same_number
 
 
 def split_completion(completion: str) -> tuple[str, str] | None:
@@ -37,19 +35,20 @@ def extract_reasoning(completion: str) -> str | None:
     return formats.FORMAT.reasoning(completion)
 
 
-def extract_answer(completion: str) -> str | None:
+def extract_answer(completion: str, format: formats.Format | None = None) -> str | None:
     """The one answer that stands outside the reasoning, or None.
 
-    None as well for several answers, one inside a reasoning block that is never closed, or one that
-    is contradicted or taken back in the text around it: a completion that offers two answers has
-    not answered.
+    None as well for several answers, for one inside a reasoning block that is never closed, and for one
+    that the text around it contradicts or takes back. A completion that offers two answers has not answered.
+
+    `format` says how the answer is marked; None: the format in use.
 
     >>> extract_answer("<think>is it <answer>5</answer>?</think><answer> 4 </answer> I hope this helps!")
     '4'
     >>> extract_answer("<answer>4</answer><answer>5</answer>"), extract_answer("<answer>4</answer> No, it is 5.")
     (None, None)
     """
-    found = formats.FORMAT.find_answer(completion)
+    found = (format or formats.FORMAT).find_answer(completion)
     if found is None:
         return None
     before, answer, after = found
@@ -60,14 +59,14 @@ def extract_answer(completion: str) -> str | None:
 
 NUMBER_IN_TEXT = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 RETRACTION = re.compile(
-    r"\b(?:wait|actually|correction|rather|instead|mistake|mistaken|wrong|incorrect|oops|sorry|ignore|forget|scratch that|take (?:it|that) back"
-    r"|i meant|not(?! hesitate)|no|or maybe|perhaps|maybe|alternatively|unsure|half|dozen|(?:hundred|thousand|[mbtr]+illion)s?|zero|two|three"
-    r"|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
-    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)\b|n't\b",
+    r"\b(?:wait|actually|correction|rather|instead|mistake|mistaken|wrong|incorrect|oops|sorry|ignore|forget"
+    r"|scratch that|take (?:it|that) back|i meant|not(?! hesitate)|no|or maybe|perhaps|maybe|alternatively|unsure"
+    r"|half|dozen|(?:hundred|thousand|[mbtr]+illion)s?|zero|two|three|four|five|six|seven|eight|nine|ten|eleven"
+    r"|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)\b|n't\b",
     re.IGNORECASE,
 )
 ANSWER_IN_TEXT = re.compile(r"\banswer\s?(?:is|:|=)\s{0,3}[*$]{0,3}(-?\d[\d,]*(?:\.\d+)?)", re.IGNORECASE)
-LONGEST_TAIL = 2_000  # characters around an answer block that are searched; an answer before more than that is none
+LONGEST_TAIL = 2_000  # characters around an answer that are searched; an answer before a longer text is none
 
 
 def taken_back(answer: str, after: str) -> bool:
@@ -87,7 +86,7 @@ def other_answer(answer: str, before: str) -> bool:
 
 
 def final_text(completion: str) -> str:
-    """What a reader is told: the answer where there is one ("" if it is taken back), else the text outside the reasoning.
+    """What a reader takes away: the answer ("" if it is taken back), else the text outside the reasoning.
 
     >>> final_text("<think>short?</think>A short summary.")
     'A short summary.'
@@ -108,9 +107,9 @@ def extract_gsm8k_answer(solution: str) -> str | None:
 
 
 def same_answer(given: str, gold: str) -> bool:
-    """True where both state the same value: numbers compared exactly, anything else as text.
+    """Whether both state the same value: numbers compared exactly, anything else as text.
 
-    Where both name a unit that is known and they differ, the answers differ.
+    Answers with two different known units differ.
 
     >>> same_answer("1200.0", "$1,200"), same_answer("paris.", "Paris"), same_answer("18 million", "18")
     (True, True, False)
@@ -122,17 +121,6 @@ def same_answer(given: str, gold: str) -> bool:
         return same_text(given, gold)
     found = read_number(given)
     return found is not None and same_number(found, wanted)
-
-
-def read_number(text: str) -> tuple[Fraction, str] | None:
-    return number_and_unit(text) if len(text) <= LONGEST_NUMBER else None
-
-
-def same_number(found: tuple[Fraction, str], wanted: tuple[Fraction, str]) -> bool:
-    """Whether two numbers with their units are the same; 0.5% is not 0.5, though 50% may be called 50."""
-    if found[0] != wanted[0] or units_differ(found[1], wanted[1]):
-        return False
-    return not (found[1] == "percent" and not wanted[1] and abs(wanted[0]) < 1 and wanted[0])
 
 
 def same_text(given: str, gold: str) -> bool:
@@ -161,11 +149,8 @@ def gold_text(gold: Any) -> str | None:
     >>> gold_text("48 + 24 = 72\\n#### 72"), gold_text(7.0), gold_text(" "), gold_text(float("nan")), gold_text([7])
     ('72', '7.0', None, None, None)
     """
-    if (
-        gold is None
-        or isinstance(gold, (list, tuple, dict, set, bytes))
-        or type(gold).__name__ in ("NAType", "NaTType")
-    ):
+    missing = gold is None or type(gold).__name__ in ("NAType", "NaTType")  # pandas' own
+    if missing or isinstance(gold, (list, tuple, dict, set, bytes)):
         return None
     if isinstance(gold, float) and not math.isfinite(gold):
         return None
@@ -176,21 +161,3 @@ def gold_text(gold: Any) -> str | None:
     if "####" in text:
         text = extract_gsm8k_answer(text) or ""
     return text if is_visible(text.strip(DRESSING)) else None
-
-
-CHOICE = re.compile(
-    r"(?:(?:the )?(?:correct )?(?:answer|option|choice)(?: is)?:? )?\(?([a-z])\)?(?:[.):]|\s|$)\s*(.*)", re.DOTALL
-)
-LONGEST_CHOICE = 200  # characters around the text of a choice
-
-
-def choice_index(answer: Any, texts: list[str]) -> int | None:
-    """Which choice the gold means, from 0: a choice's text, an index, or a letter; None for none."""
-    if isinstance(answer, numbers.Integral) and not isinstance(answer, bool):
-        return int(answer) if 0 <= answer < (len(texts) or 26) else None
-    gold = plain_text(gold_text(answer) or "")
-    if gold in texts:
-        return texts.index(gold)
-    match = CHOICE.fullmatch(gold)
-    index = ord(match[1]) - ord("a") if match else -1
-    return index if 0 <= index < (len(texts) or 26) else None

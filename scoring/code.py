@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
-import threading
 import warnings
 from typing import Any
 
 from scoring import formats
 from scoring.answers import final_text
-from scoring.contract import question_text
+from scoring.batch import question_text
 
 PYTHON_NAMES = {"py", "python", "python3", "ipython"}
 CODE_START = re.compile(r"(?:def |class |async def |import |from |@|return |[ \t]+\S)")
@@ -19,6 +19,7 @@ DEFINITION = re.compile(r"(?:def |class |async def |import |from |@)")
 CODE_LINE = re.compile(
     r"[ \t]|(?:def|class|async|import|from|if|for|while|with|try|except|finally|else|elif)\b|[@#)\]}]|[\w., ]+=|$"
 )
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 LONGEST_CODE = 100_000  # characters of an answer without fences that are tried as code
 MOST_BEFORE, LONGEST_HELPER = 8, 10_000  # blocks before the function that may hold its helpers, characters of one
 MOST_STARTS = 5  # lines of prose that look like the start of code, before the search for code among prose ends
@@ -27,10 +28,10 @@ MOST_STARTS = 5  # lines of prose that look like the start of code, before the s
 def extract_code(completion: str, entry_point: str | None = None) -> str | None:
     """The Python code of a chat answer, or None.
 
-    Of the answer block where there is one (which then holds nothing but the code, fenced or bare), else
-    of the text outside the reasoning: of its fenced blocks the last that defines the entry point (with imports
-    and helpers of blocks before it), else the last marked as Python, else the last; without fences the text
-    itself where it is code (a module, or the body of a function), else the part of it that is.
+    It is looked for in the answer block, or outside the reasoning where there is none. An answer block must hold
+    nothing but the code. Of several fenced blocks the last counts that defines the entry point, with imports and
+    helpers of blocks before it, else the last that is marked as Python, else the last. Without fences it is the
+    whole text where that is code (a module, or the body of a function), else the part of it that is a module.
 
     >>> extract_code("Here it is:\\n```python\\ndef f():\\n    return 1\\n```")
     'def f():\\n    return 1\\n'
@@ -46,12 +47,9 @@ def extract_code(completion: str, entry_point: str | None = None) -> str | None:
     if blocks:
         defining = [i for i, (_, code) in enumerate(blocks) if entry_point and defines(code, entry_point)]
         if defining:
-            before = [
-                code
-                for name, code in blocks[max(0, defining[-1] - MOST_BEFORE) : defining[-1]]
-                if name in ("", *PYTHON_NAMES) and prepares(code, entry_point)
-            ]
-            return "".join([*before, blocks[defining[-1]][1]])
+            last = defining[-1]
+            before = [code for name, code in blocks[max(0, last - MOST_BEFORE) : last] if name in ("", *PYTHON_NAMES)]
+            return "".join([*(code for code in before if prepares(code, entry_point)), blocks[last][1]])
         python = [code for name, code in blocks if name in PYTHON_NAMES]
         return (python or [code for _, code in blocks])[-1]
     text = text.rstrip() if answered else text
@@ -64,24 +62,17 @@ def extract_code(completion: str, entry_point: str | None = None) -> str | None:
 
 def defines(code: str, entry_point: str) -> bool:
     """Whether a line of the code begins the definition of that name."""
-    return (
-        re.search(
-            rf"^(?:async\s+)?(?:def|class)\s+{re.escape(entry_point)}\b|^{re.escape(entry_point)}\s*=",
-            code,
-            re.MULTILINE,
-        )
-        is not None
-    )
+    name = re.escape(entry_point)
+    return bool(re.search(rf"^(?:async\s+)?(?:def|class)\s+{name}\b|^{name}\s*=", code, re.MULTILINE))
 
 
 def prepares(code: str, entry_point: str) -> bool:
     """Whether the code is nothing but imports and definitions of other names."""
-    if len(code) > LONGEST_HELPER:
+    tree = parsed(code) if len(code) <= LONGEST_HELPER else None
+    if tree is None:
         return False
-    tree, kinds = parsed(code), (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
-    return tree is not None and all(
-        isinstance(node, kinds) and getattr(node, "name", "") != entry_point for node in tree.body
-    )
+    kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+    return all(isinstance(node, kinds) and getattr(node, "name", "") != entry_point for node in tree.body)
 
 
 def code_among_prose(text: str, entry_point: str | None = None) -> str | None:
@@ -105,9 +96,7 @@ def code_among_prose(text: str, entry_point: str | None = None) -> str | None:
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
     """(language, content) of each fenced block, also of one that is never closed; by lines, as Markdown has it."""
     blocks, name, lines, margin = [], None, [], 0
-    for line in text.replace("\r\n", "\n").split(
-        "\n"
-    ):  # not splitlines, which also splits at form feeds within strings
+    for line in text.replace("\r\n", "\n").split("\n"):  # splitlines would also split at form feeds within strings
         mark = line.strip()
         if not mark.startswith("```"):
             indented = min(margin, len(line) - len(line.lstrip(" ")))  # a block in a list is indented as its fence is
@@ -137,39 +126,6 @@ def parsed(source: str) -> ast.Module | None:
         return None
 
 
-DOUBLE = {
-    "code_prompt": 'def double(n):\n    """Return n doubled."""\n',
-    "test": "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(-3) == -6\n    assert candidate(0) == 0\n",
-    "entry_point": "double",
-    "right": "def double(n):\n    return 2 * n",
-}
-
-
-_SANDBOX: list[Any] = []  # the one that code_reward opens when it is first used
-_SANDBOX_LOCK = threading.Lock()
-
-
-def _after_fork() -> None:
-    """A forked child must neither use its parent's sandbox nor inherit a held lock."""
-    global _SANDBOX_LOCK
-    _SANDBOX_LOCK = threading.Lock()
-    _SANDBOX.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def default_sandbox() -> Any:
-    """The sandbox of `code_reward`, opened once a process. Raises sandbox.SandboxUnavailable."""
-    from sandbox import Sandbox
-
-    with _SANDBOX_LOCK:
-        if not _SANDBOX:
-            _SANDBOX.append(Sandbox())
-        return _SANDBOX[0]
-
-
 def function_prompt(prompt: Any, entry_point: str, code_prompt: Any = None) -> str:
     """The function to complete: the column `code_prompt`, else the code in the prompt's last user message."""
     if isinstance(code_prompt, str):
@@ -181,26 +137,37 @@ def function_prompt(prompt: Any, entry_point: str, code_prompt: Any = None) -> s
     return (fenced or [code_among_prose(text, entry_point) or text])[-1]
 
 
-SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-
-
 def gives_back(node: ast.AST, entry_point: str) -> bool:
     """Whether this is the function of that name, with a value to return or yield in it (or a lambda of that name)."""
     if isinstance(node, ast.Assign):
-        return isinstance(node.value, ast.Lambda) and any(
-            getattr(target, "id", None) == entry_point for target in node.targets
-        )
+        names = [getattr(target, "id", None) for target in node.targets]
+        return isinstance(node.value, ast.Lambda) and entry_point in names
     if getattr(node, "name", None) != entry_point:
         return False
-    inner = {
-        id(part)
-        for child in ast.walk(node)
-        if child is not node and isinstance(child, SCOPES)
-        for part in ast.walk(child)
-    }
-    values = (
-        part.value
-        for part in ast.walk(node)
-        if id(part) not in inner and isinstance(part, (ast.Return, ast.Yield, ast.YieldFrom))
-    )
-    return any(value is not None for value in values)
+    parts = list(ast.iter_child_nodes(node))
+    while parts:  # without the functions and classes within it, whose values are their own
+        part = parts.pop()
+        if isinstance(part, (ast.Return, ast.Yield, ast.YieldFrom)) and part.value is not None:
+            return True
+        parts += [] if isinstance(part, SCOPES) else ast.iter_child_nodes(part)
+    return False
+
+
+@functools.cache
+def default_sandbox() -> Any:
+    """The sandbox of `code_reward`, opened once a process. Raises sandbox.SandboxUnavailable."""
+    from sandbox import Sandbox
+
+    return Sandbox()
+
+
+if hasattr(os, "register_at_fork"):  # a forked child has no claim on its parent's sandbox
+    os.register_at_fork(after_in_child=default_sandbox.cache_clear)
+
+DOUBLE = {  # a small problem in HumanEval's form, for the audit, the cases and notebook 06
+    "code_prompt": 'def double(n):\n    """Return n doubled."""\n',
+    "test": "def check(candidate):\n"
+    "    assert candidate(2) == 4\n    assert candidate(-3) == -6\n    assert candidate(0) == 0\n",
+    "entry_point": "double",
+    "right": "def double(n):\n    return 2 * n",
+}

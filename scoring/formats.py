@@ -1,4 +1,4 @@
-"""How a completion marks its reasoning and its final answer. `FORMAT`, at the end, is the one in use."""
+"""How a completion marks its reasoning and its final answer. `FORMAT`, on the last lines, is the format in use."""
 
 from __future__ import annotations
 
@@ -21,35 +21,19 @@ def is_visible(text: str) -> bool:
 
 
 class Format:
-    """How a completion marks its reasoning and its final answer. One of these is `FORMAT`, below."""
+    """How a completion marks its reasoning and its final answer. A subclass also defines:
+
+    write(reasoning, answer): a completion in this format, for few-shot examples and tests.
+    split(completion): (reasoning, answer) of a strictly formatted completion, None for anything else.
+    reasoning(completion): the reasoning, or None where there is none, several, or it is never closed.
+    find_answer(completion): (text before it, the one answer outside the reasoning, text after it), or None.
+    outside(completion): the text without its reasoning; where that never ends, only the text before it.
+    in_place(completion): for each of four parts of the format, whether it stands where it should.
+    """
 
     marks: tuple[str, ...]  # what the format asks to be written, in order
-    opening = ""  # what a prompt may already have begun the completion with
+    opening = ""  # the beginning of a completion that a prompt may already contain
     system_prompt: str
-
-    def write(self, reasoning: str, answer: str) -> str:
-        """A completion in this format, for few-shot examples and tests."""
-        raise NotImplementedError
-
-    def split(self, completion: str) -> tuple[str, str] | None:
-        """(reasoning, answer) of a strictly formatted completion, None for anything else."""
-        raise NotImplementedError
-
-    def reasoning(self, completion: str) -> str | None:
-        """The reasoning, or None where there is none, several, or it is never closed."""
-        raise NotImplementedError
-
-    def find_answer(self, completion: str) -> tuple[str, str, str] | None:
-        """(text before it, the one answer outside the reasoning, text after it), or None."""
-        raise NotImplementedError
-
-    def outside(self, completion: str) -> str:
-        """The completion without its reasoning; where the reasoning never ends, only what precedes it."""
-        raise NotImplementedError
-
-    def in_place(self, completion: str) -> list[bool]:
-        """For each of four parts of the format, whether it stands where it should (for partial credit)."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -60,34 +44,26 @@ class TagFormat(Format):
     final: str = "answer"
 
     @functools.cached_property
-    def tags(self) -> tuple[str, str, str, str]:
-        """The four tags in the order in which they must occur."""
+    def marks(self) -> tuple[str, str, str, str]:
         return f"<{self.thoughts}>", f"</{self.thoughts}>", f"<{self.final}>", f"</{self.final}>"
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        return self.tags
 
     @functools.cached_property
     def opening(self) -> str:
-        return self.tags[0]
+        return self.marks[0]
 
     @property
     def system_prompt(self) -> str:
-        open_reasoning, close_reasoning, open_answer, close_answer = self.tags
-        return (
-            f"Think step by step between {open_reasoning} and {close_reasoning}, "
-            f"then give only the final answer between {open_answer} and {close_answer}."
-        )
+        thoughts, final = (" and ".join(pair) for pair in (self.marks[:2], self.marks[2:]))
+        return f"Think step by step between {thoughts}, then give only the final answer between {final}."
 
     def write(self, reasoning: str, answer: str) -> str:
-        open_reasoning, close_reasoning, open_answer, close_answer = self.tags
+        open_reasoning, close_reasoning, open_answer, close_answer = self.marks
         return f"{open_reasoning}\n{reasoning}\n{close_reasoning}\n{open_answer}\n{answer}\n{close_answer}"
 
     def split(self, completion: str) -> tuple[str, str] | None:
         # Counting instead of one regular expression: lazy groups in a row are quadratic on repeated tags.
         rest, parts = completion, []
-        for tag in self.tags:
+        for tag in self.marks:
             before, found, rest = rest.partition(tag)
             if not found or completion.count(tag) != 1:
                 return None
@@ -98,7 +74,7 @@ class TagFormat(Format):
         return reasoning, answer
 
     def reasoning(self, completion: str) -> str | None:
-        opening, closing = self.tags[:2]
+        opening, closing = self.marks[:2]
         if completion.count(opening) != 1 or completion.count(closing) != 1:
             return None
         _, _, rest = completion.partition(opening)
@@ -106,14 +82,10 @@ class TagFormat(Format):
         return reasoning.strip() if found else None
 
     def find_answer(self, completion: str) -> tuple[str, str, str] | None:
-        open_reasoning, close_reasoning, opening, closing = self.tags
-        if completion.count(opening) != 1:  # the usual completion is settled by the fast tests below
+        open_reasoning, close_reasoning, opening, closing = self.marks
+        if completion.count(opening) != 1 or open_reasoning in completion or close_reasoning in completion:
             completion = self._single_reasoning_removed(completion)
             if completion is None or completion.count(opening) != 1:
-                return None
-        elif open_reasoning in completion or close_reasoning in completion:
-            completion = self._single_reasoning_removed(completion)
-            if completion is None:
                 return None
         before, found, rest = completion.partition(opening)
         answer, closed, after = rest.partition(closing)
@@ -124,7 +96,7 @@ class TagFormat(Format):
 
     def _single_reasoning_removed(self, completion: str) -> str | None:
         """The completion without its one reasoning block; None where blocks are doubled, open or reversed."""
-        opening, closing = self.tags[:2]
+        opening, closing = self.marks[:2]
         if completion.count(opening) > 1 or completion.count(closing) > 1:
             return None
         before, closed, after = completion.partition(closing)
@@ -133,24 +105,22 @@ class TagFormat(Format):
         return (before.partition(opening)[0] if opening in before else "") + after
 
     def outside(self, completion: str) -> str:
-        opening, closing = self.tags[:2]
+        opening, closing = self.marks[:2]
         begin, end = completion.find(opening), completion.rfind(closing)
         if end < 0:
             return completion if begin < 0 else completion[:begin]
         return (completion[:begin] if 0 <= begin < end else "") + completion[end + len(closing) :]
 
     def in_place(self, completion: str) -> list[bool]:
-        first, second, third, last = (completion.find(tag) if completion.count(tag) == 1 else -1 for tag in self.tags)
-        reasoning = completion[first + len(self.tags[0]) : second if second >= 0 else max(third, 0) or None]
-        answer = completion[third + len(self.tags[2]) : last if last >= 0 else None]
+        first, second, third, last = (completion.find(tag) if completion.count(tag) == 1 else -1 for tag in self.marks)
+        reasoning = completion[first + len(self.marks[0]) : second if second >= 0 else max(third, 0) or None]
+        answer = completion[third + len(self.marks[2]) : last if last >= 0 else None]
+        reasons, answers = has_words(reasoning), is_visible(answer)
         return [
-            first >= 0 and not completion[:first].strip() and has_words(reasoning) and (second < 0 or first < second),
-            0 <= first < second and has_words(reasoning),
-            third > second
-            and (second < 0 or 0 <= first < second)
-            and is_visible(answer)
-            and (last < 0 or third < last),
-            0 <= third < last and is_visible(answer) and completion.rstrip().endswith(self.tags[3]),
+            first >= 0 and not completion[:first].strip() and reasons and (second < 0 or first < second),
+            0 <= first < second and reasons,
+            third > second and (second < 0 or 0 <= first < second) and answers and (last < 0 or third < last),
+            0 <= third < last and answers and completion.rstrip().endswith(self.marks[3]),
         ]
 
 
@@ -159,18 +129,12 @@ class MarkedFormat(Format):
 
     def find(self, completion: str) -> tuple[int, str, str] | None:
         """(where the marker begins, the answer, the text after it) of the only marker, or None."""
-        raise NotImplementedError
 
     def split(self, completion: str) -> tuple[str, str] | None:
-        found = self.find(completion)
-        if (
-            found is None
-            or found[2].strip(CLOSERS)
-            or not has_words(completion[: found[0]])
-            or not is_visible(found[1])
-        ):
+        if not all(self.in_place(completion)):
             return None
-        return completion[: found[0]].strip(), found[1]
+        start, answer, _ = self.find(completion)
+        return completion[:start].strip(), answer
 
     def reasoning(self, completion: str) -> str | None:
         found = self.find(completion)
@@ -236,7 +200,7 @@ class HashFormat(MarkedFormat):
         return start, answer.strip(), rest
 
 
-# The one place where the format is chosen: the system prompt, extraction, and the format rewards follow.
-# TagFormat("reasoning", "answer"), BoxedFormat() and HashFormat() are others. Run notebook 01 again after a change.
+# Choose the format here: the system prompt, extraction and the format rewards follow. Others are BoxedFormat(),
+# HashFormat() and TagFormat("reasoning", "answer"). Run notebook 01 again after a change.
 FORMAT: Format = TagFormat()
 SYSTEM_PROMPT = FORMAT.system_prompt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import json
 import os
 import queue
@@ -11,30 +12,19 @@ import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
-from scoring.answers import SUPERSCRIPTS, plain_superscript, read_number
-from scoring.numbers import DRESSING
+from scoring.answers import SUPERSCRIPTS, plain_superscript
+from scoring.numbers import DRESSING, read_number
 
 MATH_WORDS = frozenset(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt frac dfrac tfrac pi infty infinity cdot "
     "times div left right text mathrm mathbf begin end pmatrix bmatrix matrix cup cap in mathbb le ge leq geq lt gt "
     "ne neq pm alpha beta gamma delta theta lambda mu sigma phi omega circ degree binom sum prod int lim to emptyset".split()
 )
-SYNONYMS = [  # one spelling of each relation, so that a gold and an answer can be compared sign by sign
-    (re.compile(rf"\\(?:{names})(?![a-zA-Z])"), f" {sign} ")
-    for names, sign in (
-        ("leq?|le", "≤"),
-        ("geq?|ge", "≥"),
-        ("neq?", "≠"),
-        ("lt", "<"),
-        ("gt", ">"),
-        ("cup", "∪"),
-        ("in", "∈"),
-        ("pm", "±"),
-        ("approx|sim", "≈"),
-        ("vee|lor", "∨"),
-    )
-]
+# one spelling of each relation, whichever way it points, so that a gold and an answer can be compared sign by sign
+SIGNS = {"[lg]eq?": "≤", "[lg]t": "<", "neq?": "≠", "approx|sim": "≈", "cup": "∪", "in": "∈", "pm": "±", "vee|lor": "∨"}
+SPELLINGS = [(re.compile(rf"\\(?:{names})(?![a-zA-Z])"), f" {sign} ") for names, sign in SIGNS.items()]
 JUDGEMENTS = re.compile(r"[=<≤≠≈~|;:?,∈∪±∨]")
 UNDONE = re.compile(r"[\d\s.,(){}+\-−*×·/÷^]+", re.ASCII)
 OPERATORS = re.compile(r"\\(?:cdot|times|div|left|right|[dt]?frac|[,;! ])")
@@ -46,36 +36,19 @@ LONGEST_EXPRESSION = 200  # characters
 DEEPEST = 12  # brackets within brackets; sympy's time grows fast with them
 
 
+@functools.lru_cache(maxsize=10_000)
+def symbolically_equal(gold: str, given: str, time_limit: float = 1.0) -> bool:
+    """math-verify's verdict with exact arithmetic; False where it takes more than `time_limit` seconds of work.
+
+    Running out of time is not neutral here: a policy could make it happen at will.
+    """
+    return bool(_MATH_WORKER.ask(gold, given, time_limit))
+
+
 def is_mathematics(gold: str) -> bool:
     """Whether a gold that is no plain number is to be read as mathematics: a text of words is not."""
     words = re.findall(r"[^\W\d_]{2,}", gold)
     return all(word in MATH_WORDS or len(word) == 2 for word in words) and not re.fullmatch(r"\W*[A-Za-z]\W*", gold)
-
-
-def unwrap_formula(text: str) -> str:
-    """The text without bold, final stop, `$…$`, `\\(…\\)` and `\\boxed{…}` around all of it, superscripts as powers."""
-    text = SUPERSCRIPTS.sub(plain_superscript, text).strip(DRESSING).removesuffix(".").strip(DRESSING)
-    for _ in range(4):
-        for opening, closing in WRAPPERS:
-            inner = text[len(opening) : -len(closing)]
-            if (
-                text.startswith(opening)
-                and text.endswith(closing)
-                and len(text) > len(opening + closing)
-                and balanced(inner)
-            ):
-                text = inner.strip()
-    return text
-
-
-def balanced(text: str) -> bool:
-    """Whether every brace is closed after it was opened, so that what stood around the text belonged together."""
-    depth = 0
-    for char in text:
-        depth += (char == "{") - (char == "}")
-        if depth < 0:
-            return False
-    return depth == 0
 
 
 def is_expression(given: str, gold: str) -> bool:
@@ -86,14 +59,9 @@ def is_expression(given: str, gold: str) -> bool:
     """
     numeric = read_number(gold) is not None
     given = re.sub(r"^\s*[a-zA-Z]\s?=(?!=)", "", given) if numeric else given
-    if (
-        not given.isprintable()
-        or "$" in given
-        or "\\boxed" in given
-        or "\\(" in given
-        or "\\[" in given
-        or too_deep(given)
-    ):
+    if not given.isprintable() or any(mark in given for mark in ("$", "\\boxed", "\\(", "\\[")):
+        return False
+    if max(depths(given, "([{", ")]}"), default=0) > DEEPEST:
         return False
     words = set(re.findall(r"[^\W\d_]{2,}", given))
     if any(word not in MATH_WORDS and word not in gold for word in words):
@@ -105,31 +73,42 @@ def is_expression(given: str, gold: str) -> bool:
     letters, known = (set(LETTER.findall(text)) for text in (given, gold))
     if any(letter.swapcase() in known and letter not in known for letter in letters):
         return False  # R is not r, which math-verify takes for the same
-    asked, wanted = relations(given), relations(gold)
-    return asked == wanted and ("," not in asked or given.lstrip("\\ ")[:1] == gold.lstrip("\\ ")[:1])
+    signs = relations(given)
+    same_bracket = given.lstrip("\\ ")[:1] == gold.lstrip("\\ ")[:1]  # (1,2) is a point, {1,2} a set
+    return signs == relations(gold) and ("," not in signs or same_bracket)
 
 
 def relations(text: str) -> list[str]:
-    for pattern, sign in SYNONYMS:
+    """The relations, choices and separators in it, sorted; a thousands separator is none."""
+    for pattern, sign in SPELLINGS:
         text = pattern.sub(sign, text)
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text.replace(">", "<").replace("≥", "≤"))
     return sorted(JUDGEMENTS.findall(text))
 
 
-def too_deep(text: str) -> bool:
-    depth = deepest = 0
-    for char in text:
-        depth += (char in "([{") - (char in ")]}")
-        deepest = max(deepest, depth)
-    return deepest > DEEPEST
+def unwrap_formula(text: str) -> str:
+    """The text without bold, final stop, `$…$`, `\\(…\\)` and `\\boxed{…}` around all of it, superscripts as powers."""
+    text = SUPERSCRIPTS.sub(plain_superscript, text).strip(DRESSING).removesuffix(".").strip(DRESSING)
+    for _ in range(4):
+        for opening, closing in WRAPPERS:
+            inner = text[len(opening) : -len(closing)]
+            if inner and text.startswith(opening) and text.endswith(closing):
+                braces = depths(inner, "{", "}")
+                if not braces or (min(braces) >= 0 and braces[-1] == 0):  # \boxed{1} + {2} is not in one box
+                    text = inner.strip()
+    return text
+
+
+def depths(text: str, opening: str, closing: str) -> list[int]:
+    """After each character, how many brackets are open."""
+    return list(itertools.accumulate((char in opening) - (char in closing) for char in text))
 
 
 class MathWorker:
-    """math-verify in a process of its own, so that a time limit holds in any thread, and for any expression.
+    """math-verify in a process of its own (math_worker.py), so that a time limit holds in any thread.
 
-    math-verify's own limits are signals, which work in the main thread only and do not interrupt a
-    long multiplication. Here a signal stops the other process's main thread, and where that does not
-    help it is killed and started anew.
+    math-verify's own limits are signals, which work only in the main thread and do not interrupt a long
+    multiplication. Here the signal stops the other process. Where that does not help, it is killed.
     """
 
     START_LIMIT = 60.0  # seconds to import sympy on a busy machine
@@ -156,14 +135,10 @@ class MathWorker:
     def _start(self) -> None:
         self.stop()
         self.owner, self.replies = os.getpid(), queue.Queue()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", MATH_WORKER],
-            text=True,
-            encoding="utf-8",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+        # -P keeps this folder out of its path, where numbers.py would stand for the standard library's
+        command = [sys.executable, "-P", str(Path(__file__).with_name("math_worker.py"))]
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(command, encoding="utf-8", **pipes)
         threading.Thread(target=self._read, args=(self.process, self.replies), daemon=True).start()
         try:
             ready = self.replies.get(timeout=self.START_LIMIT)
@@ -190,71 +165,6 @@ class MathWorker:
         self.process = None
 
 
-# Decimals become exact fractions before the comparison, and a numeric "equal" must hold to 60 digits:
-# math-verify alone rounds to 6 decimals, so that 1.414214 would be the square root of 2.
-MATH_WORKER = r"""
-import json, logging, signal, sys
-logging.disable(logging.CRITICAL)
-try:
-    import resource
-    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-except (ImportError, ValueError, OSError):
-    pass
-from math_verify import parse, verify
-from sympy import Basic, Expr, Float, MatrixBase, Rational
-
-class Late(BaseException):  # no Exception: sympy and math-verify catch those
-    pass
-
-def late(*_):
-    raise Late
-
-def read(text):
-    found = parse("$" + text + "$", parsing_timeout=None) or parse(text, parsing_timeout=None)
-    found = [item.as_immutable() if isinstance(item, MatrixBase) else item for item in found]
-    return [exact(item) for item in found if isinstance(item, Basic)]
-
-def exact(item):
-    return item.xreplace({f: Rational(str(f)) for f in item.atoms(Float)})
-
-def equal(gold, given):
-    if not verify([gold], [given], timeout_seconds=None):
-        return False
-    if isinstance(gold, Expr) and isinstance(given, Expr) and gold.is_number and given.is_number:
-        a, b = gold.doit(), given.doit()
-        if a.is_Rational and b.is_Rational:
-            return a == b
-        return abs((a - b).evalf(120)) <= abs(a.evalf(20)) * Rational(1, 10**100)
-    return True
-
-sys.set_int_max_str_digits(0)
-print("ready", flush=True)
-for line in sys.stdin:
-    gold, given, limit = json.loads(line)
-    verdict = None
-    try:
-        if hasattr(signal, "setitimer"):
-            signal.signal(signal.SIGPROF, late)
-            signal.setitimer(signal.ITIMER_PROF, limit)  # of its own work: a busy machine changes no verdict
-        verdict = any(equal(a, b) for a in read(gold) for b in read(given))
-    except Late:
-        pass
-    except (Exception, RecursionError, MemoryError):
-        verdict = False
-    finally:
-        if hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_PROF, 0)
-    print(json.dumps(verdict and bool(verdict)), flush=True)
-"""
 _MATH_WORKER = MathWorker()
 if hasattr(os, "register_at_fork"):  # a forked child has no claim on its parent's process
     os.register_at_fork(after_in_child=_MATH_WORKER.forget)
-
-
-@functools.lru_cache(maxsize=10_000)
-def symbolically_equal(gold: str, given: str, time_limit: float = 1.0) -> bool:
-    """math-verify's verdict with exact arithmetic; False where it takes more than `time_limit` seconds of work.
-
-    Running out of time is not neutral here: a policy could make it happen at will.
-    """
-    return bool(_MATH_WORKER.ask(gold, given, time_limit))

@@ -37,64 +37,23 @@ NOT_UNITS = frozenset(
     "actually sorry instead rather between more less fewer few most least minimum maximum max some any etc nope nah "
     "above below over under up down short lower higher too if is was are be".split()
 )
-# Spellings of units that a task may well confuse. Two known units that differ make two answers differ.
-UNITS = {
-    spelling: unit
-    for unit, spellings in {
-        "dollar": "$ us$ ca$ au$ usd dollar dollars buck bucks",
-        "cent": "¢ cent cents",
-        "euro": "€ eur euro euros",
-        "pound sterling": "£ gbp",
-        "yen": "¥ jpy yen",
-        "rupee": "₹ inr rs rs. rupee rupees",
-        "percent": "% percent pct",
-        "degree": "° degree degrees",
-        "second": "s sec secs second seconds",
-        "minute": "min mins minute minutes",
-        "hour": "h hr hrs hour hours",
-        "day": "day days",
-        "week": "week weeks wk wks",
-        "month": "month months",
-        "year": "year years yr yrs",
-        "millimetre": "mm millimetre millimetres millimeter millimeters",
-        "centimetre": "cm centimetre centimetres centimeter centimeters",
-        "metre": "m metre metres meter meters",
-        "kilometre": "km kms kilometre kilometres kilometer kilometers",
-        "inch": "inch inches",
-        "foot": "ft foot feet",
-        "yard": "yd yard yards",
-        "mile": "mi mile miles",
-        "milligram": "mg milligram milligrams",
-        "gram": "g gram grams",
-        "kilogram": "kg kgs kilo kilos kilogram kilograms",
-        "ounce": "oz ounce ounces",
-        "millilitre": "ml millilitre millilitres milliliter milliliters",
-        "litre": "l litre litres liter liters",
-        "gallon": "gal gallon gallons",
-        "pound": "lb lbs",
-        "franc": "chf franc francs",
-        "yuan": "cny yuan",
-        "won": "₩ won",
-        "rouble": "₽",
-        "lira": "₺",
-        "baht": "฿",
-        "peso": "₱",
-        "byte": "byte bytes",
-        "kilobyte": "kb kilobyte kilobytes",
-        "megabyte": "mb megabyte megabytes",
-        "gigabyte": "gb gigabyte gigabytes",
-        "terabyte": "tb terabyte terabytes",
-        "mile per hour": "mph",
-        "degree celsius": "°c",
-        "degree fahrenheit": "°f",
-    }.items()
-    for spelling in spellings.split()
-}
-
-
-UNITS |= {"per cent": "percent", "degrees celsius": "degree celsius", "degrees fahrenheit": "degree fahrenheit"}
-
-
+# Units that a task may well confuse, each with its other spellings. Two different known units make two answers differ.
+UNIT_SPELLINGS = """
+    dollar $ us$ ca$ au$ usd dollars buck bucks | cent ¢ cents | euro € eur euros | yen ¥ jpy | rupee ₹ inr rs rs. rupees
+    franc chf francs | yuan cny | won ₩ | rouble ₽ | lira ₺ | baht ฿ | peso ₱ | percent % pct | degree ° degrees
+    second s sec secs seconds | minute min mins minutes | hour h hr hrs hours | day days | week weeks wk wks
+    month months | year years yr yrs
+    millimetre mm millimetres millimeter millimeters | centimetre cm centimetres centimeter centimeters
+    metre m metres meter meters | kilometre km kms kilometres kilometer kilometers
+    inch inches | foot ft feet | yard yd yards | mile mi miles
+    milligram mg milligrams | gram g grams | kilogram kg kgs kilo kilos kilograms | ounce oz ounces | pound lb lbs
+    millilitre ml millilitres milliliter milliliters | litre l litres liter liters | gallon gal gallons
+    byte bytes | kilobyte kb kilobytes | megabyte mb megabytes | gigabyte gb gigabytes | terabyte tb terabytes
+"""
+UNITS = {spelling: unit.split()[0] for unit in re.split(r"[|\n]", UNIT_SPELLINGS.strip()) for spelling in unit.split()}
+UNITS |= {"£": "pound sterling", "gbp": "pound sterling", "mph": "mile per hour", "per cent": "percent"}
+UNITS |= {"°c": "degree celsius", "°f": "degree fahrenheit"}
+UNITS |= {"degrees celsius": "degree celsius", "degrees fahrenheit": "degree fahrenheit"}
 KNOWN_UNITS = frozenset(UNITS.values())
 PER = re.compile(r"\s?/\s?|\s?\b(?:per|an|a)\s")
 POWERS = {"square": "^2", "cubic": "^3"}
@@ -130,6 +89,13 @@ def units_differ(one: str, other: str) -> bool:
     return known and first != second[: len(first)]
 
 
+def same_number(found: tuple[Fraction, str], wanted: tuple[Fraction, str]) -> bool:
+    """Whether two numbers with their units are the same; 0.5% is not 0.5, though 50% may be called 50."""
+    if found[0] != wanted[0] or units_differ(found[1], wanted[1]):
+        return False
+    return not (found[1] == "percent" and not wanted[1] and abs(wanted[0]) < 1 and wanted[0])
+
+
 DRESSING = "*_`\"'“”‘’ \t\r\n"  # bold, code and quotes around an answer
 LONGEST_NUMBER = 400  # characters; a longer "answer" is not one
 LATEX = [  # how models dress a number in LaTeX, and the plain form of it
@@ -144,6 +110,7 @@ LATEX = [  # how models dress a number in LaTeX, and the plain form of it
     (re.compile(r"^\\[(\[]|\\[)\]]$"), ""),
 ]
 THIN_SPACES = re.compile(r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3}(?!\d))")  # 1 200 with a space that does not break
+VULGAR_FRACTION = re.compile("[¼-¾⅐-⅟↉]")
 ANNOUNCED = re.compile(r"(?:(?:so|thus|therefore|hence),? )?(?:the )?(?:final |correct )?answer(?: is|:) ")
 
 
@@ -159,13 +126,17 @@ def extract_number(text: str) -> Fraction | None:
     >>> extract_number("4 or 5"), extract_number("at least 5"), extract_number("1,20")
     (None, None, None)
     """
-    found = number_and_unit(text) if len(text) <= LONGEST_NUMBER else None
+    found = read_number(text)
     return found[0] if found else None
 
 
+def read_number(text: str) -> tuple[Fraction, str] | None:
+    """(the exact value, the unit) of a text that is one number, or None. The unit is a name in UNITS, or as it stands."""
+    return _parse_number(text) if len(text) <= LONGEST_NUMBER else None
+
+
 @functools.lru_cache(maxsize=65_536)
-def number_and_unit(text: str) -> tuple[Fraction, str] | None:
-    """(the exact value, the unit as a key of UNITS or as it stands) of a text that is one number, or None."""
+def _parse_number(text: str) -> tuple[Fraction, str] | None:
     if PLAIN_INTEGER.fullmatch(text):
         return Fraction(int(text)), ""
     undressed = undress_number(text)
@@ -196,24 +167,14 @@ def undress_number(text: str) -> str | None:
     if "\\" in text or "{" in text:
         for pattern, plain in LATEX:
             text = pattern.sub(plain, text).strip()
-    text = re.sub(r"(?<=[a-zA-Z])²", "^2", text)  # m² is a unit, 12² is not 122
-    text = re.sub(r"(?<=[a-zA-Z])³", "^3", text)
-    text = THIN_SPACES.sub("", "".join(vulgar_fraction(char) for char in text))
+    text = re.sub(r"(?<=[a-zA-Z])[²³]", lambda match: "^2" if match[0] == "²" else "^3", text)  # m², but not 12²
+    text = VULGAR_FRACTION.sub(lambda match: f" {unicodedata.normalize('NFKC', match[0])}".replace("⁄", "/"), text)
+    text = THIN_SPACES.sub("", text)
     if any(unicodedata.category(char) == "No" for char in text) or re.search(r"\d\s?M\b", text):
         return None  # superscripts and circled digits, which NFKC would glue to the digits beside them; millions
     text = unicodedata.normalize("NFKC", text).casefold()
     text = text.replace("−", "-").replace("–", "-").strip(DRESSING).removesuffix(".").strip(DRESSING)
     return ANNOUNCED.sub("", " ".join(text.split()), count=1) if text.replace("\n", " ").isprintable() else None
-
-
-def vulgar_fraction(char: str) -> str:
-    """½ as " 1/2"; any other character as it is."""
-    parts = unicodedata.decomposition(char).split() if char > "~" else ()
-    return (
-        " " + "".join(chr(int(p, 16)) for p in parts[1:]).replace("⁄", "/")
-        if parts and parts[0] == "<fraction>"
-        else char
-    )
 
 
 def value_of(match: re.Match) -> Fraction | None:

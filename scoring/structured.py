@@ -71,14 +71,13 @@ LONGEST_LINE = 300  # characters of one entry of a schedule
 def read_events(events: Any) -> dict[tuple[int, int, str], float]:
     """{(start, end, name): weight}, times in minutes; empty where the events cannot be used."""
     try:
-        rows = json.loads(events) if isinstance(events, str) else events
         found = {}
-        for row in rows:
+        for row in json.loads(events) if isinstance(events, str) else events:
             start, end = (60 * int(h) + int(m) for h, m in (str(row[key]).split(":") for key in ("start", "end")))
-            weight = row.get("weight")
-            found[start, end, plain_text(str(row["name"]))] = 1.0 if weight is None else float(weight)
-            if end <= start or not 0 < found[start, end, plain_text(str(row["name"]))] < math.inf:
+            weight = 1.0 if row.get("weight") is None else float(row["weight"])
+            if end <= start or not 0 < weight < math.inf:
                 return {}
+            found[start, end, plain_text(str(row["name"]))] = weight
         return found
     except (TypeError, ValueError, KeyError, AttributeError):
         return {}
@@ -94,8 +93,19 @@ def best_schedule(events: dict[tuple[int, int, str], float]) -> float:
     return best[-1]
 
 
-FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n?```", re.DOTALL)
-PARSED = 0.2  # what JSON that parses is worth before any of the schema is held
+def read_schedule(text: str) -> list[tuple[int, int, str]] | None:
+    """(start, end, name) of each line such as `09:15-10:00 Review`, in order of time; None where a line is none."""
+    chosen = []
+    for line in filter(str.strip, text.splitlines()):
+        match = CLOCK.fullmatch(line.strip()) if len(line) <= LONGEST_LINE else None
+        if not match:
+            return None
+        h1, m1, h2, m2 = (int(number) for number in match.groups()[:4])
+        chosen.append((60 * h1 + m1, 60 * h2 + m2, plain_text(match[5])))
+    return sorted(chosen)
+
+
+JSON_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n?```", re.DOTALL)
 
 
 @functools.lru_cache(maxsize=1_000)
@@ -105,11 +115,9 @@ def json_validator(schema: str) -> Any:
 
     try:
         parsed = json.loads(schema)
-        if (
-            not isinstance(parsed, dict)
-            or not parsed
-            or not all(reference_exists(parsed, r) for r in references(parsed))
-        ):
+        if not isinstance(parsed, dict) or not parsed:
+            return None
+        if not all(reference_exists(parsed, reference) for reference in references(parsed)):
             return None
         kind = jsonschema.validators.validator_for(parsed, jsonschema.Draft202012Validator)
         kind.check_schema(parsed)
@@ -140,56 +148,33 @@ def reference_exists(schema: Any, reference: Any) -> bool:
 
 
 def unique_items(validator: Any, wanted: bool, value: Any, schema: Any) -> Iterable[Any]:
-    """jsonschema's own compares every pair, which a long list of a policy's turns into minutes."""
+    """The keyword without jsonschema's comparison of all pairs, which takes minutes for a long list."""
     from jsonschema import ValidationError
 
-    if wanted and isinstance(value, list) and len({canonical_json(item) for item in value}) < len(value):
+    if wanted and isinstance(value, list) and len({json.dumps(item, sort_keys=True) for item in value}) < len(value):
         yield ValidationError("the items are not all different")
 
 
-def canonical_json(value: Any) -> str:
-    """Text that is equal for equal JSON values: 1 and 1.0 are, 1 and true are not."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, list):
-        return f"[{','.join(map(canonical_json, value))}]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{json.dumps(key)}:{canonical_json(value[key])}" for key in sorted(value)) + "}"
-    return json.dumps(value)
+def strict_json(text: str) -> Any:
+    """The value of a JSON text, with 1.0 as 1. Raises ValueError also for NaN, a number too large, a key given twice."""
+
+    def number(digits: str) -> float | int:
+        if not math.isfinite(value := float(digits)):
+            raise ValueError(f"{digits} is no finite number")
+        return int(value) if value.is_integer() else value
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(found := dict(pairs)) != len(pairs):
+            raise ValueError("a key is given twice")
+        return found
+
+    return json.loads(text, parse_constant=number, parse_float=number, object_pairs_hook=unique)
 
 
-def finite_float(text: str) -> float:
-    if not math.isfinite(value := float(text)):
-        raise ValueError(f"{text} is no number that can be held")
-    return value
-
-
-def refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def refuse_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) != len(pairs):
-        raise ValueError("a key stands twice")
-    return found
-
-
-NOT_DEMANDS = {
-    "properties",
-    "required",
-    "then",
-    "else",
-    "$schema",
-    "$id",
-    "$defs",
-    "definitions",
-    "title",
-    "description",
-    "default",
-    "examples",
-    "$comment",
-}
-TOGETHER = {
+NOT_DEMANDS = set(  # keywords that are judged with others, or demand nothing
+    "properties required then else $schema $id $defs definitions title description default examples $comment".split()
+)
+TOGETHER = {  # keywords that say nothing without these
     "items": ("prefixItems",),
     "if": ("then", "else"),
     "contains": ("minContains", "maxContains"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from scoring.contract import count_tokens
+from scoring.batch import count_tokens
 
 
 def call_as_trl(

@@ -1,14 +1,19 @@
-"""Where things are, and how the notebooks hand them to each other under `outputs/`."""
+"""Where files are, and how they are read and written: JSON, JSONL, Parquet, all or nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
-import tempfile
 import time
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Row = dict[str, Any]  # a row of a data set, a log or a table
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +36,7 @@ def output_folder(name: str | Path) -> Path:
 
 
 def fresh_folder(folder: Path) -> Path:
-    """An empty folder; what stood there before is kept beside it under its date, never mixed with the new."""
+    """An empty folder; what stood there before is renamed to its date."""
     if folder.exists() and any(folder.iterdir()):
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(folder.stat().st_mtime))
         folder.rename(unused(folder.with_name(f"{folder.name}-{stamp}")))
@@ -40,7 +45,7 @@ def fresh_folder(folder: Path) -> Path:
 
 
 def unused(path: Path) -> Path:
-    """The path itself, or with a number behind it where it is taken."""
+    """The path itself, or with a number behind it where the path exists."""
     names = itertools.chain([path], (path.with_name(f"{path.name}-{i}") for i in itertools.count(2)))
     return next(name for name in names if not name.exists())
 
@@ -52,23 +57,32 @@ def need(path: Path, made_by: str) -> Path:
     return path
 
 
-def write_text(path: Path, text: str) -> Path:
-    """Writes a whole file or nothing: a full disk or a kill leaves the old version in place."""
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A path to write to, which becomes `path` at the end; after an error or a kill the old version is still there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogatepass") as sink:
-            sink.write(text)
-        os.chmod(temporary, 0o644)
+        yield temporary
         os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> Path:
+    with whole_file(path) as part:
+        part.write_text(text, encoding="utf-8", errors="surrogatepass")
     return path
 
 
 def write_json(path: Path, value: Any) -> Path:
     return write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def write_parquet(table: pd.DataFrame, path: Path) -> Path:
+    with whole_file(path) as part:
+        table.to_parquet(part)
+    return path
 
 
 def read_json(path: Path, made_by: str) -> Any:
@@ -77,6 +91,35 @@ def read_json(path: Path, made_by: str) -> Any:
         return json.loads(need(path, made_by).read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is damaged ({error}): run notebook {made_by} again.") from error
+
+
+def read_jsonl(path: Path) -> list[Row]:
+    """The objects in a JSONL file; none where it is missing. Lines that are none, as a kill leaves one, are skipped."""
+    return [row for _, _, row in jsonl_lines(path) if isinstance(row, dict)]
+
+
+def jsonl_lines(path: Path) -> Iterator[tuple[int, str, Row | Exception]]:
+    """The number of each line with a text (from 0), the text, and its object or why it is none."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8-sig", errors="replace") as source:
+        for number, line in enumerate(source):  # str.splitlines would cut at U+2028 too
+            try:
+                row = json.loads(line) if line.strip() else None
+                row = row if isinstance(row, dict) else ValueError(f"a {type(row).__name__}, not an object")
+            except (ValueError, RecursionError) as error:
+                row = error
+            if line.strip():
+                yield number, line.rstrip("\n"), row
+
+
+def append_jsonl(path: Path, row: Row) -> None:
+    """One line more, in one write; a line that a kill had cut in two is ended first."""
+    line = json.dumps(row, ensure_ascii=False, default=str) + "\n"
+    with path.open("ab+") as sink:
+        if sink.tell() and (sink.seek(-1, os.SEEK_END), sink.read(1))[1] != b"\n":
+            line = "\n" + line
+        sink.write(line.encode("utf-8", errors="replace"))
 
 
 def relative(path: Path | str) -> str:

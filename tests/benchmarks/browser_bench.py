@@ -143,7 +143,7 @@ def measure_python(folder: str, page: str) -> Row:
         }
     del prompts, selection
     with contextlib.redirect_stdout(io.StringIO()):
-        timed("write_page", lambda: run_page.write_page(record, page))
+        timed("write_page", lambda: run_page.write_run_page(record, page))
     return found | {"page_mb": Path(page).stat().st_size / 1e6}
 
 

@@ -26,7 +26,7 @@ from tqdm.auto import tqdm
 import rewards
 from lab.files import WORD_PROBLEMS, write_json
 from rewards import FORMAT, REGISTRY, RewardFunction, adopt, extract_number
-from scoring.audit import HOSTILE
+from scoring.contract_checks import HOSTILE
 from scoring.probes import WORKING
 
 RESULTS = Path(__file__).with_name("results") / "rewards.json"

@@ -113,10 +113,10 @@ def prepare(folder: Path) -> None:
     from lab.train import chosen_rewards
 
     disable_progress_bars()
-    prepared = dataset.prepare(
+    prepared = dataset.prepare_dataset(
         loading.load_rows("word_problems"), AutoTokenizer.from_pretrained(STARTER_POLICY), seed=3407
     )
-    dataset.save(prepared, folder / "dataset")
+    dataset.save_dataset(prepared, folder / "dataset")
     chosen_rewards.save_choice(folder, WEIGHTS)
 
 
@@ -197,7 +197,7 @@ def attach_everything(trainer: Any, choice: Path, folder: Path, about: Row, spen
         callbacks.AdapterCheck(run),
         monitor,
         LiveView(run, monitor),
-        LiveRewards(choice, folder, run.event),
+        LiveRewards(choice, folder, run.add_event),
     ]
     run.attach(trainer, *parts)
     watch([run, *parts], spent)

@@ -6,13 +6,13 @@ import pandas as pd
 import pytest
 
 from lab.data import dataset, loading
-from lab.data.dataset import load_split, prepare, save
-from lab.data.loading import DataError, Loaded, load_rows
+from lab.data.dataset import load_split, prepare_dataset, save_dataset
+from lab.data.loading import DataError, LoadedRows, load_rows
 from rewards import FORMAT, format_reward
 
 
 def loaded(*rows):
-    return Loaded([{"_row": number, **row} for number, row in enumerate(rows)])
+    return LoadedRows([{"_row": number, **row} for number, row in enumerate(rows)])
 
 
 def simple(n, **more):
@@ -103,7 +103,7 @@ def test_the_schema_makes_types_of_a_csvs_texts_and_nothing_else_does(tmp_path, 
     rows = [f'q {i}?,007,{i},0.5,yes,"[1, 2]",{i}' for i in range(10)]
     path.write_text("question,answer,n,share,ok,tags,left\n" + "\n".join(rows), encoding="utf-8")
     schema = {"n": "int", "share": "float", "ok": "bool", "tags": "list"}
-    row = prepare(load_rows(str(path)), tokenizer, schema=schema).train[0]
+    row = prepare_dataset(load_rows(str(path)), tokenizer, schema=schema).train[0]
     assert row["answer"] == "007" and isinstance(row["left"], str)
     assert (type(row["n"]), row["share"], row["ok"], row["tags"]) == (int, 0.5, True, [1, 2])
 
@@ -111,7 +111,7 @@ def test_the_schema_makes_types_of_a_csvs_texts_and_nothing_else_does(tmp_path, 
 def test_a_value_of_another_type_rejects_its_row_with_the_column_and_the_value(tokenizer):
     rows = simple(10, level="1")
     rows[3]["level"] = "three"
-    found = prepare(loaded(*rows), tokenizer, schema={"level": "int"})
+    found = prepare_dataset(loaded(*rows), tokenizer, schema={"level": "int"})
     assert reasons(found)[3].startswith("column 'level': 'three' is not of type int")
 
 
@@ -126,7 +126,7 @@ def test_a_value_of_another_type_rejects_its_row_with_the_column_and_the_value(t
 )
 def test_an_option_that_does_not_fit_the_data_is_refused_with_the_way_out(tokenizer, options, words):
     with pytest.raises(DataError, match=words):
-        prepare(loaded(*simple(10)), tokenizer, **options)
+        prepare_dataset(loaded(*simple(10)), tokenizer, **options)
 
 
 # --------------------------------------------------------------------------- rejection and the split
@@ -143,7 +143,7 @@ def test_each_unusable_row_is_rejected_with_its_own_reason(tokenizer):
     rows[8]["question"] = "half \ud800 a pair"
     rows[9]["answer"] = "N/A"
     rows[10]["question"] = "K\ufffdse?"
-    found = prepare(loaded(*rows), tokenizer)
+    found = prepare_dataset(loaded(*rows), tokenizer)
     why = reasons(found)
     assert why[1] == why[2] == why[5] == "the answer is missing or empty"
     assert why[3] == why[4] == "the question is missing or empty"
@@ -154,7 +154,7 @@ def test_each_unusable_row_is_rejected_with_its_own_reason(tokenizer):
 
 def test_a_leak_stays_on_the_test_side_only(tokenizer):
     rows = [r | {"split": "train"} for r in simple(6)] + [{"question": "what is 2 + 2", "answer": "4", "split": "test"}]
-    found = prepare(loaded(*rows), tokenizer)
+    found = prepare_dataset(loaded(*rows), tokenizer)
     assert [row["question"] for row in found.test] == ["what is 2 + 2"]
     assert reasons(found) == {2: "leak: the question is also in the test set"}
 
@@ -167,14 +167,14 @@ def test_numbers_and_signs_keep_questions_apart():
 
 
 def test_the_split_is_seeded_and_of_the_asked_for_share(tokenizer):
-    one, again, other = (prepare(loaded(*simple(100)), tokenizer, test_share=0.2, seed=s) for s in (1, 1, 2))
+    one, again, other = (prepare_dataset(loaded(*simple(100)), tokenizer, test_share=0.2, seed=s) for s in (1, 1, 2))
     assert one.test == again.test != other.test
     assert (len(one.train), len(one.test)) == (80, 20)
 
 
 def test_a_gsm8k_solution_gives_its_final_answer(tokenizer):
     rows = [{"question": f"q {i}", "answer": f"{i} + 1 = <<{i}+1={i + 1}>>{i + 1}\n#### {i + 1}"} for i in range(10)]
-    found = prepare(loaded(*rows), tokenizer)
+    found = prepare_dataset(loaded(*rows), tokenizer)
     for row in found.train:
         number = int(row["question"].split()[1])
         assert row["answer"] == str(number + 1)
@@ -182,13 +182,13 @@ def test_a_gsm8k_solution_gives_its_final_answer(tokenizer):
 
 
 def test_prompts_end_on_the_question_after_the_system_prompt(tokenizer):
-    row = prepare(loaded(*simple(10)), tokenizer).train[0]
+    row = prepare_dataset(loaded(*simple(10)), tokenizer).train[0]
     assert [message["role"] for message in row["prompt"]] == ["system", "user"]
     assert row["prompt"][0]["content"] == FORMAT.system_prompt and row["prompt"][1]["content"] == row["question"]
 
 
 def test_few_shot_turns_have_the_strict_format_and_leave_the_training_side(tokenizer):
-    found = prepare(loaded(*simple(20, solution="a: 1 + 1 = 2")), tokenizer, n_shots=2)
+    found = prepare_dataset(loaded(*simple(20, solution="a: 1 + 1 = 2")), tokenizer, n_shots=2)
     prompt = found.train[0]["prompt"]
     assert [message["role"] for message in prompt] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert all(format_reward.score(message["content"]) == 1 for message in prompt if message["role"] == "assistant")
@@ -203,7 +203,7 @@ def test_a_template_without_system_role_gets_it_in_front_of_the_question(tokeniz
     gemma.chat_template = (
         "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + gemma.chat_template
     )
-    row = prepare(loaded(*simple(10)), gemma).train[0]
+    row = prepare_dataset(loaded(*simple(10)), gemma).train[0]
     assert [message["role"] for message in row["prompt"]] == ["user"]
     assert row["prompt"][0]["content"] == f"{FORMAT.system_prompt}\n\n{row['question']}"
 
@@ -211,13 +211,13 @@ def test_a_template_without_system_role_gets_it_in_front_of_the_question(tokeniz
 def test_one_huge_prompt_does_not_set_the_limit_for_all(tokenizer):
     rows = simple(200)
     rows[0]["question"] = "word " * 20_000
-    found = prepare(loaded(*rows), tokenizer)
+    found = prepare_dataset(loaded(*rows), tokenizer)
     assert found.report["max_prompt_tokens"] < 100
     assert "the limit is" in reasons(found)[0]
 
 
 def test_columns_under_trls_own_names_are_renamed(tokenizer):
-    row = prepare(loaded(*simple(10, completion="x", prompt="y", trainer_state="z")), tokenizer).train[0]
+    row = prepare_dataset(loaded(*simple(10, completion="x", prompt="y", trainer_state="z")), tokenizer).train[0]
     assert (row["completion_"], row["prompt_"], row["trainer_state_"]) == ("x", "y", "z")
     assert "completion" not in row and isinstance(row["prompt"], list)
 
@@ -226,23 +226,23 @@ def test_columns_under_trls_own_names_are_renamed(tokenizer):
 
 
 def test_what_is_saved_is_read_back_with_its_types(tmp_path, tokenizer):
-    found = prepare(loaded(*simple(10, level=3, tags=["a"], answer_note=None)), tokenizer)
+    found = prepare_dataset(loaded(*simple(10, level=3, tags=["a"], answer_note=None)), tokenizer)
     found.rejected.append({"row": 99, "reason": "text with \ud800", "raw": None})
-    save(found, tmp_path / "dataset")
+    save_dataset(found, tmp_path / "dataset")
     assert list(load_split(tmp_path, "train")) == found.train
     assert json.loads((tmp_path / "dataset/report.json").read_text())["rows"]["train"] == len(found.train)
     assert (tmp_path / "dataset/rejected.jsonl").read_bytes().count(b"\n") == 1
 
 
 def test_a_column_of_mixed_types_names_the_way_out_and_leaves_the_old_data_set(tmp_path, tokenizer):
-    good = prepare(loaded(*simple(10)), tokenizer)
-    save(good, tmp_path / "dataset")
+    good = prepare_dataset(loaded(*simple(10)), tokenizer)
+    save_dataset(good, tmp_path / "dataset")
     rows = simple(10, level=1)
     rows[4]["level"] = "hard"
     with pytest.raises(DataError, match="declare its type in SCHEMA"):
-        save(prepare(loaded(*rows), tokenizer), tmp_path / "dataset")
+        save_dataset(prepare_dataset(loaded(*rows), tokenizer), tmp_path / "dataset")
     assert list(load_split(tmp_path, "train")) == good.train
-    save(prepare(loaded(*rows), tokenizer, schema={"level": "str"}), tmp_path / "dataset")
+    save_dataset(prepare_dataset(loaded(*rows), tokenizer, schema={"level": "str"}), tmp_path / "dataset")
     assert set(load_split(tmp_path, "train")["level"]) <= {"1", "hard"}
 
 

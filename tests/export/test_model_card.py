@@ -53,7 +53,7 @@ ABOUT = {
     },
 }
 REPORT = {"rows": {"read": 4510, "train": 4000, "test": 500, "rejected": 10}, "rejected": {"empty": 10}}
-MANNER = ServedPrompt([{"role": "system", "content": "Think, then answer."}], max_new_tokens=96)
+SERVED = ServedPrompt([{"role": "system", "content": "Think, then answer."}], max_new_tokens=96)
 SHOTS = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
 WHY = "merged into the dequantised base: its predictions lie nearest."
 
@@ -119,15 +119,15 @@ PROOF = {
     "trained_against_merged": {"kl": 5e-6, "same_top": 1.0},
     "trained_against_base": {"kl": 0.05},
     "quantising": None,
-    "fresh_process": {"n": 24, "same_answers": 1.0, "had": [], "same_prompts": 1.0},
+    "fresh_process": {"n": 24, "same_answers": 1.0, "same_prompts": 1.0},
     "greedy_as_trained": 1.0,
     "missing_files": [],
 }
 HOSTILE = "a | b ``` c `d` `` \n---\n# no heading\r\n| x | y |\n---\n<b>: - [x](y)\\"
 
 
-def card(about=ABOUT, manner=MANNER, evaluation=EVALUATION, proof=PROOF, report=REPORT):
-    return model_card.card(about, report, manner, proof, WHY, evaluation)
+def card(about=ABOUT, served=SERVED, evaluation=EVALUATION, proof=PROOF, report=REPORT):
+    return model_card.render_card(about, report, served, proof, WHY, evaluation)
 
 
 def changed(record, **values):
@@ -194,7 +194,7 @@ def test_the_starter_policy_is_no_base_model_on_the_hub():
 
 
 def test_every_number_of_the_evaluation_is_that_of_the_summary():
-    expected = verdicts.summary(EVALUATION)
+    expected = verdicts.summary_table(EVALUATION)
     rows = tables(card().split("## Evaluation")[1].split("## Rewards")[0])
     assert rows[0] == ["", *expected.columns] and set(rows[1]) == {"---"}
     assert rows[2:] == [[str(name), *map(str, row)] for name, row in zip(expected.index, expected.to_numpy())]
@@ -245,8 +245,8 @@ def test_origin_and_data_stand_there():
 
 def test_the_proof_s_table_is_there_with_what_failed_and_the_warnings():
     rows = tables(card().split("## Is it the trained model?")[1])
-    assert rows[2:] == [[line["check"], line["found"], line["limit"]] for line in merge_proof.verdicts(PROOF)]
-    assert merge_proof.warnings(PROOF)[0] in card()
+    assert rows[2:] == [[line["check"], line["found"], line["limit"]] for line in merge_proof.proof_checks(PROOF)]
+    assert merge_proof.proof_warnings(PROOF)[0] in card()
     assert "| 2 (**fails**) | 0 |" in card(proof=changed(PROOF, weights__untouched_changed=2))
     assert "Is it the trained model?" not in card(proof=None)
 
@@ -259,7 +259,7 @@ def test_limits_are_said_as_far_as_they_hold():
 
 
 def test_how_it_was_asked_stands_there():
-    text = card(manner=ServedPrompt([*MANNER.preamble, *SHOTS], "<think>\n", ("</answer>",), 0.7, 96))
+    text = card(served=ServedPrompt([*SERVED.preamble, *SHOTS], "<think>\n", ("</answer>",), 0.7, 96))
     for words in (
         "`Think, then answer.` and 2 messages of worked examples",
         '`"<think>\\n"`',
@@ -269,18 +269,18 @@ def test_how_it_was_asked_stands_there():
         "cut at 96 tokens",
     ):
         assert words in text
-    assert "before the question" not in card(manner=ServedPrompt([])) and "is begun with" not in card()
-    assert "unless the chat has a system message of its own: 2 messages of worked" in card(manner=ServedPrompt(SHOTS))
+    assert "before the question" not in card(served=ServedPrompt([])) and "is begun with" not in card()
+    assert "unless the chat has a system message of its own: 2 messages of worked" in card(served=ServedPrompt(SHOTS))
 
 
 @pytest.mark.parametrize("text", [HOSTILE, "```", "`", "", "\n", "a|b", "---"])
 def test_no_text_breaks_the_card(text):
     rewards = {"rewards": [{"name": text, "weight": 1.0}], "source_sha256": "0"}
     about = changed(ABOUT, rewards=rewards, name=text, model__shown=text)
-    manner = ServedPrompt([{"role": "system", "content": text}], text, (text,))
+    served = ServedPrompt([{"role": "system", "content": text}], text, (text,))
     evaluation = changed(EVALUATION, correct_by=text)
     proof = changed(PROOF, weights__untouched_changed=text)
-    made, plain = card(about, manner, evaluation, proof), card(manner=ServedPrompt(MANNER.preamble, "x", ("y",)))
+    made, plain = card(about, served, evaluation, proof), card(served=ServedPrompt(SERVED.preamble, "x", ("y",)))
     assert metadata(made).library_name == "transformers"
     headings = [line for line in body(plain).splitlines() if line.startswith("#")]
     assert [line for line in body(made).splitlines() if line.startswith("#")] == headings

@@ -16,6 +16,7 @@ import torch
 BENCHMARKS = Path(__file__).with_name("benchmarks")
 sys.path.insert(0, str(BENCHMARKS))
 from lab.make import gpu_check
+from lab.train import trl_internals
 from lab.make.gpu_check import Check, Part, chosen, compared, measured, report, run_part  # noqa: E402
 
 RUN = {
@@ -81,13 +82,13 @@ def test_unsloths_own_config_leaves_every_setting_of_every_preset_as_it_was_aske
 def test_what_the_training_room_takes_hold_of_is_in_trls_trainer_and_its_absence_is_named():
     import trl
 
-    assert gpu_check.gone(trl.GRPOTrainer) == []  # for Unsloth's, the settings part of the rehearsal says so
+    assert trl_internals.missing_members(trl.GRPOTrainer) == []  # for Unsloth's, the settings part of the rehearsal says so
 
     class GRPOTrainer(trl.GRPOTrainer):
         def _generate(self, prompts, images):
             """With a parameter more."""
 
-    assert gpu_check.gone(GRPOTrainer) == ["_generate"]
+    assert trl_internals.missing_members(GRPOTrainer) == ["_generate"]
 
 
 def test_unsloths_defaults_are_other_ones_and_are_named(rehearsal):

@@ -11,7 +11,7 @@ import pytest
 
 from lab.files import ROOT, MissingInputError, write_json
 from lab.make import recipe_grid
-from lab.make.recipe_grid import run_grid
+from lab.make.recipe_grid import train_grid
 from lab.measure import recipes
 from lab.measure.recipes import BASELINE, COMPARISONS, RECIPES, STEERED, UNTRAINED, compare_recipes
 from lab.show import recipe_figures
@@ -22,7 +22,7 @@ from lab.show import recipe_figures
 def made(recipe, folder):
     from trl import GRPOConfig
 
-    return GRPOConfig(**recipe_grid.config(recipe, 1, 40, folder)).to_dict()
+    return GRPOConfig(**recipe_grid.grpo_settings(recipe, 1, 40, folder)).to_dict()
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -45,21 +45,21 @@ def test_no_change_repeats_the_baseline_and_none_has_an_unknown_name(recipe):
 def test_there_are_fifteen_recipes_and_only_the_annealed_one_changes_two_values():
     assert len(RECIPES) == 15 == 1 + sum(len(c.recipes) for c in COMPARISONS)
     assert {name for name, changes in RECIPES.items() if len(changes) != 1} == {"baseline", "annealed"}
-    totals = {name: sum(recipes.settings(name)["weights"].values()) for name in RECIPES}
+    totals = {name: sum(recipes.recipe_settings(name)["weights"].values()) for name in RECIPES}
     assert set(totals.values()) == {2.0}, totals
 
 
 def test_format_first_pays_nothing_for_correctness_until_step_15():
     from lab.train.steering import RewardWeights
 
-    chosen = recipes.settings("format_first")
+    chosen = recipes.recipe_settings("format_first")
     weights = RewardWeights(chosen["weights"], chosen["stages"])
     assert [weights.at(step)[0] for step in (0, 14, 15, 39)] == [0, 0, 1, 1]
 
 
 def test_an_unknown_recipe_is_refused_with_the_names_there_are():
     with pytest.raises(ValueError, match="no recipe 'group_3'; the recipes are: baseline, format_first"):
-        run_grid(["group_3"], [1], 2, ROOT / "outputs")
+        train_grid(["group_3"], [1], 2, ROOT / "outputs")
 
 
 # --------------------------------------------------------------------------- what came of it
@@ -115,7 +115,7 @@ def test_noise_is_no_difference_seen_and_the_very_same_numbers_are_identical():
         "sparse": "no difference seen",
         "loss_bnpo": "identical",
     }
-    assert "0 of 1 intervals" in recipes.chance(table), "what cannot differ is not counted"
+    assert "0 of 1 intervals" in recipes.chance_sentence(table), "what cannot differ is not counted"
     assert table.loc["sparse", "correct_low"] < 0 < table.loc["sparse", "correct_high"]
     assert table.loc["loss_bnpo", ["correct_low", "correct_high"]].tolist() == [0, 0]
 
@@ -146,7 +146,7 @@ def test_one_seed_has_a_difference_but_no_interval_and_says_so():
         table.loc["sparse", "correct_low"]
     )
     assert recipes.recipe_table(table).loc["sparse", ("held out, greedy", "difference")] == "+40.0"
-    assert recipes.chance(table).startswith("0 of 0 intervals")
+    assert recipes.chance_sentence(table).startswith("0 of 0 intervals")
 
 
 def test_runs_of_other_lengths_and_two_runs_of_one_seed_are_refused():
@@ -186,11 +186,13 @@ def test_the_interval_covers_the_truth_in_95_of_100_grids():
 
 def test_the_sentences_say_what_the_table_says():
     table = compare_recipes(grid(baseline=[0.5, 0.6, 0.5], group_2=[0.4, 0.5, 0.4], group_16=[0.5, 0.7, 0.4]))
-    said = recipes.sentences(table)
+    said = recipes.recipe_sentences(table)
     assert said[0] == "Group size (baseline: 8 of each prompt)" and len(said) == 3
     assert said[1].startswith("  group_2: held out worse, -10.0 (-10.0 to -10.0); while training worse")
     assert "group_16: held out no difference seen" in said[2] and said[2].endswith("3 pairs of seeds")
-    assert recipes.chance(table).startswith("1 of 2 intervals exclude 0 on held-out problems, 1 of 2 while training")
+    assert recipes.chance_sentence(table).startswith(
+        "1 of 2 intervals exclude 0 on held-out problems, 1 of 2 while training"
+    )
 
 
 # --------------------------------------------------------------------------- the grid, with a stub for a worker
@@ -225,12 +227,12 @@ def stubbed(tmp_path):
     runs = [(name, seed, steps) for name in NAMES for seed in NUMBERS for steps in (3, 4)]
     write_json(
         tmp_path / "asked.json",
-        {f"{name}:{seed} {steps}": recipe_grid.asked(name, seed, steps) for name, seed, steps in runs},
+        {f"{name}:{seed} {steps}": recipe_grid.run_identity(name, seed, steps) for name, seed, steps in runs},
     )
     out = tmp_path / "out"
 
     def start(steps=3, **more):
-        found, failed = run_grid(NAMES, NUMBERS, steps, out, command=(sys.executable, str(script)), poll=0.02, **more)
+        found, failed = train_grid(NAMES, NUMBERS, steps, out, command=(sys.executable, str(script)), poll=0.02, **more)
         return [f"{run['recipe']}:{run['seed']}" for run in found], failed
 
     def taken():
@@ -313,7 +315,7 @@ def full(recipe, seed, steps=40):
     held_out = {"n": 128, **{name: float(rng.random()) for name in ("correct", "format", "tokens")}}
     versions = {name: "1" for name in ("python", "torch", "transformers", "trl", "unsloth")}
     return {
-        **recipe_grid.asked(recipe, seed, steps),
+        **recipe_grid.run_identity(recipe, seed, steps),
         "held_out": held_out,
         "curves": curves,
         "seconds": {"training": 60.0, "cpu": 50.0},
@@ -342,7 +344,8 @@ def test_the_record_of_the_whole_grid_is_small_and_says_the_same_as_the_runs(who
         and header["date"] == "2026-11-21"
     )
     assert re.match(
-        r"A record, not made just now: 45 runs of 15 recipes, 2026-11-21, 0\.6 hours", recipe_grid.about(header, runs)
+        r"A record, not made just now: 45 runs of 15 recipes, 2026-11-21, 0\.6 hours",
+        recipe_grid.describe_record(header, runs),
     )
 
 
@@ -407,11 +410,11 @@ def test_the_forest_fills_the_dots_whose_interval_leaves_zero_out():
 
 def test_two_real_steps_make_a_whole_record(tmp_path, monkeypatch):
     monkeypatch.setattr(recipes, "HELD_OUT", 8)
-    recipe_grid.problems.cache_clear()
+    recipe_grid.prepared_problems.cache_clear()
     record = recipe_grid.train_one("adaptive", 1, 2, tmp_path)
-    recipe_grid.problems.cache_clear()
-    assert recipe_grid.finished(tmp_path, ("adaptive", 1), 2) == json.loads(json.dumps(record))
+    recipe_grid.prepared_problems.cache_clear()
+    assert recipe_grid.finished_run(tmp_path, ("adaptive", 1), 2) == json.loads(json.dumps(record))
     assert record["held_out"]["n"] == 8 and record["adapter"] == "torch.float32"
     for name, curve in record["curves"].items():
         assert len(curve) == 2 and None not in curve, name
-    assert recipe_grid.finished(tmp_path, ("adaptive", 1), 3) is None
+    assert recipe_grid.finished_run(tmp_path, ("adaptive", 1), 3) is None

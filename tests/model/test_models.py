@@ -52,7 +52,7 @@ def make(kind, tokenizer, folder):
 def test_two_steps_and_a_merge(kind, tokenizer, tmp_path):
     model = make(kind, tokenizer, tmp_path / kind)
     folder = tmp_path / "outputs"
-    run.run(("01_prepare_data",), folder, {"01_prepare_data": {"MODEL": model}})
+    run.run_notebooks(("01_prepare_data",), folder, {"01_prepare_data": {"MODEL": model}})
     report = json.loads((folder / "dataset/report.json").read_text())
     assert report["system_role"] is (kind != "gemma3")
 
@@ -79,7 +79,7 @@ def test_two_steps_and_a_merge(kind, tokenizer, tmp_path):
         "LEARNING_RATE": 1e-2,
     }
     last = ("03_train_grpo", "05_merge_and_export")
-    run.run(last, folder, {last[0]: smoke, last[1]: {"N_EVALUATE": 4, "N_SAMPLES": 2, "TRY_SERVER": False}})
+    run.run_notebooks(last, folder, {last[0]: smoke, last[1]: {"N_EVALUATE": 4, "N_SAMPLES": 2, "TRY_SERVER": False}})
 
     table = pd.read_parquet(folder / "run/completions/completions_00002.parquet")
     assert len(table) == 8 and {short, "diversity_reward", "extracted_answer", "strict_format"} <= set(table.columns)
@@ -87,7 +87,7 @@ def test_two_steps_and_a_merge(kind, tokenizer, tmp_path):
     assert f"rewards/{short}/mean" in log[0] and log[0]["rewards/debug_reward/mean"] == 0
     proof = json.loads((folder / "merge_proof.json").read_text())
     assert proof["weights"]["changed"] > 0
-    assert all(line["ok"] for line in merge_proof.verdicts(proof)), merge_proof.proof_table(proof).to_string()
+    assert all(line["ok"] for line in merge_proof.proof_checks(proof)), merge_proof.proof_table(proof).to_string()
     assert proof["fresh_process"]["same_prompts"] == 1, (
         "the system prompt travels, folded where the model has no such role"
     )

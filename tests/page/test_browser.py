@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.page.browser_payload import REWARDS, demo, large, payload
 
-from lab.page import run_page
+from lab.page import page_file
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 OFFLINE = (
@@ -86,7 +86,7 @@ def opened(tab, tmp_path):
 
     def open_page(what, address="", width=900, theme="light", motion="no-preference"):
         file = tmp_path / "page.html"
-        file.write_text(what if isinstance(what, str) else run_page.page(what), encoding="utf-8")
+        file.write_text(what if isinstance(what, str) else page_file.page_html(what), encoding="utf-8")
         page.set_viewport_size({"width": width, "height": 700})
         page.emulate_media(color_scheme=theme, reduced_motion=motion)
         page.goto(file.as_uri() + address)
@@ -271,7 +271,7 @@ def small() -> dict:
 
 @pytest.fixture(scope="module")
 def small_page():
-    return run_page.page(small())
+    return page_file.page_html(small())
 
 
 # --------------------------------------------------------------------------- opening
@@ -290,7 +290,7 @@ def test_the_page_opens_from_disk_and_says_which_run_it_shows(opened):
 def test_no_text_of_the_run_stands_in_the_file_as_it_is():
     found = small()
     found["completions"]["text"][0] = "<script>steal()</script>"
-    assert "steal" not in run_page.page(found) and "apples" not in run_page.page(found)
+    assert "steal" not in page_file.page_html(found) and "apples" not in page_file.page_html(found)
 
 
 @pytest.mark.parametrize("broken", ["cut short", "no base64", "no json", "other version"])
@@ -1295,7 +1295,7 @@ def test_twenty_thousand_completions_open_filter_and_sort_with_right_counts(open
 
 
 def test_the_script_and_the_style_have_nothing_that_the_template_would_take_for_its_own():
-    assets = {name: (run_page.PAGE / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")}
+    assets = {name: (page_file.PAGE_FOLDER / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")}
     assert [
         assets["page.html"].count(f"{{{{{name}}}}}") for name in ("CSP", "TITLE", "STYLE", "SCRIPT", "PAYLOAD")
     ] == [1] * 5

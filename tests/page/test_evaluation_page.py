@@ -29,7 +29,7 @@ from tests.page.test_browser import (  # noqa: F401 (fixtures)
 )
 
 from lab.files import MissingInputError
-from lab.page import evaluation_page, run_page
+from lab.page import evaluation_page, page_file
 
 PROMPTS, SAMPLES = 40, 4
 KINDS = ["regression", "gain", "gain", "still wrong", "still right"]  # of the prompts, in turn
@@ -85,7 +85,7 @@ def tables(
 
 
 def payload(answers=None, **more) -> dict:
-    return evaluation_page.payload(tables() if answers is None else answers, **{"weights": WEIGHTS, **more})
+    return evaluation_page.evaluation_payload(tables() if answers is None else answers, **{"weights": WEIGHTS, **more})
 
 
 def changed(answers: dict, model: str, row: int, decoding: str = "greedy", sample: int = 0, **values) -> dict:
@@ -214,7 +214,7 @@ def test_files_and_tables_give_the_same_page(tmp_path):
 def test_equal_tables_give_equal_pages_apart_from_the_time(tmp_path):
     one, other = payload(), payload()
     one["run"]["made"] = other["run"]["made"] = ""
-    assert run_page.page(one) == run_page.page(other) and run_page.unpacked(run_page.page(one)) == one
+    assert page_file.page_html(one) == page_file.page_html(other) and page_file.unpack_payload(page_file.page_html(one)) == one
 
 
 # --------------------------------------------------------------------------- what is missing, damaged or odd
@@ -246,7 +246,7 @@ def test_without_greedy_answers_the_largest_losses_come_first():
 
 def test_a_verdict_that_is_missing_is_neither_right_nor_wrong():
     found = payload(changed(tables(), "merged", 0, correct=np.nan))
-    assert run_page.unpacked(run_page.page(found)) == found
+    assert page_file.unpack_payload(page_file.page_html(found)) == found
     assert found["prompts"]["data"]["change"][found["prompts"]["data"]["row"].index(0)] is None
     assert found["completions"]["right"].count(None) == 1
 
@@ -346,14 +346,14 @@ def test_a_text_of_more_than_the_page_holds_is_cut_and_said_to_be():
 
 
 def test_a_large_page_is_shown_smaller_in_a_notebook(tmp_path, capsys):
-    path = evaluation_page.write_page(tables(), tmp_path / "page.html", weights=WEIGHTS)
+    path = evaluation_page.write_evaluation_page(tables(), tmp_path / "page.html", weights=WEIGHTS)
     said = capsys.readouterr().out
     assert re.match(r".*page\.html \(0\.\d MB\): 600 answers of 3 models", said) and list(tmp_path.iterdir()) == [path]
     size = len(path.read_text(encoding="utf-8"))
-    shown = run_page.show(path, most_mb=(size - 5000) / 1e6, made_by="05_merge_and_export").data
+    shown = page_file.show_page(path, most_mb=(size - 5000) / 1e6, made_by="05_merge_and_export").data
     assert "of the page's 600 completions" in shown
-    smaller = run_page.unpacked(
-        run_page.smaller_page(run_page.unpacked(path.read_text(encoding="utf-8")), (size - 5000) / 1e6)[0]
+    smaller = page_file.unpack_payload(
+        page_file.smaller_page(page_file.unpack_payload(path.read_text(encoding="utf-8")), (size - 5000) / 1e6)[0]
     )
     assert smaller["prompts"]["data"]["change"][:8] == ["regression"] * 8 and smaller["models"] == [
         "base",
@@ -570,8 +570,8 @@ def test_every_text_has_enough_contrast_in_both_themes(evaluation, theme):
 
 
 def test_the_page_works_in_a_sandboxed_frame_of_a_notebook(opened, tmp_path):  # noqa: F811
-    path = evaluation_page.write_page(tables(), tmp_path / "evaluation.html", weights=WEIGHTS)
-    page = opened(f"<!doctype html><html data-ready>{run_page.show(path).data}")
+    path = evaluation_page.write_evaluation_page(tables(), tmp_path / "evaluation.html", weights=WEIGHTS)
+    page = opened(f"<!doctype html><html data-ready>{page_file.show_page(path).data}")
     frame = page.frames[1]
     frame.wait_for_selector("html[data-ready]", state="attached")
     frame.click("[data-query='change:regression']")

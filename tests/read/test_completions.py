@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import rewards
-from lab.page import run_page
+from lab.page import answer_marks, page_file, run_page
 from lab.read import completions, run_record
 from lab.read.completions import Completions
 from lab.read.selection import choose, spread
@@ -212,7 +212,7 @@ def test_names_of_columns_can_do_no_harm(tmp_path):
         assert [*table.extra_columns, *table.data_columns] == [*(n for n in names if n != "data/answer"), "data/answer"]
         shown = table.sql("SELECT * FROM completions")
     assert shown["total"].item() == 1.5 and shown["place"].item() == 1 and shown["place_2"].item() == 8
-    assert run_page.payload(record)["completions"]["extras"] == {
+    assert run_page.run_payload(record)["completions"]["extras"] == {
         n: [i] for i, n in enumerate(names) if n != "data/answer"
     }
 
@@ -235,7 +235,7 @@ def test_damage_in_a_column_that_only_the_page_reads_is_found_as_well(tmp_path):
     start = chunk.dictionary_page_offset or chunk.data_page_offset
     content[start : start + chunk.total_compressed_size] = b"\xa5" * chunk.total_compressed_size
     path.write_bytes(content)
-    found = run_page.payload(record)
+    found = run_page.run_payload(record)
     assert set(found["completions"]["step"]) == {2} and found["run"]["notes"] == [
         f"{path.name} left out: it is damaged"
     ]
@@ -257,7 +257,7 @@ def test_what_cannot_be_read_is_left_out_and_said(tmp_path):
             "completions_00005.parquet left out: it cannot be read (ArrowInvalid)",
             "completions_00002.parquet left out: it is damaged",
         ]
-    assert run_page.payload(record)["run"]["notes"] == table.notes
+    assert run_page.run_payload(record)["run"]["notes"] == table.notes
 
 
 @pytest.mark.parametrize("harm", [damage, lambda path: path.unlink()])
@@ -557,7 +557,7 @@ def test_right_without_an_answer_is_suspect_where_most_right_ones_have_one(tmp_p
     rows = distinct(4, right=1.0)
     for row in rows[with_answers:]:
         row["completion"] = row["completion"].replace("answer", "reply")
-    found = run_page.payload(make_run(tmp_path, {1: rows}))
+    found = run_page.run_payload(make_run(tmp_path, {1: rows}))
     assert {int(i) for i in found["suspects"]["more"]} == suspect
     counts = {rule["id"]: rule["n"] for rule in found["suspects"]["rules"]}
     assert counts["right_without_answer"] == len(suspect)
@@ -655,7 +655,7 @@ def test_spread_has_each_item_once(n):
 
 def test_a_selection_is_in_the_order_of_step_prompt_and_place(tmp_path):
     steps = {1: distinct(2, number=0) + distinct(2, number=1), 2: distinct(2, number=1) + distinct(2, number=0)}
-    found = run_page.payload(make_run(tmp_path, steps))
+    found = run_page.run_payload(make_run(tmp_path, steps))
     rows = found["completions"]
     order = list(zip(rows["step"], rows["prompt"], rows["place"]))
     assert order == [(1, 0, 1), (1, 0, 2), (1, 1, 1), (1, 1, 2), (2, 0, 1), (2, 0, 2), (2, 1, 1), (2, 1, 2)]
@@ -737,7 +737,7 @@ def hostile(tmp_path_factory):
 
 
 def test_the_payload_is_whole(hostile):
-    found = run_page.payload(hostile)
+    found = run_page.run_payload(hostile)
     texts = found["completions"]["text"]
     assert list(found) == [
         "version",
@@ -773,7 +773,7 @@ def test_the_payload_is_whole(hostile):
 
 
 def test_values_of_other_columns_become_numbers_texts_or_nothing(hostile):
-    extras = {name: values[0] for name, values in run_page.payload(hostile)["completions"]["extras"].items()}
+    extras = {name: values[0] for name, values in run_page.run_payload(hostile)["completions"]["extras"].items()}
     long = extras.pop("long")
     assert extras == {
         "big": str(2**62),
@@ -811,12 +811,12 @@ def test_values_of_other_columns_become_numbers_texts_or_nothing(hostile):
     ],
 )
 def test_a_scalar_is_what_json_has(value, expected):
-    found = run_page.scalar(value)
+    found = page_file.json_value(value)
     assert found == expected and type(found) is type(expected)
 
 
 def test_the_log_events_and_prints_are_in_the_payload(hostile):
-    found = run_page.payload(hostile)
+    found = run_page.run_payload(hostile)
     assert found["metrics"]["step"] == [1, 2] and found["metrics"]["columns"]["kl"] == [None, 0.123457]
     assert found["metrics"]["own"] == ["own/metric"] and "step" not in found["metrics"]["columns"]
     assert found["printed"] == [{"step": 1, "text": "\ud800 half"}, {"step": 2, "text": "</script>"}]
@@ -846,10 +846,10 @@ def test_events_are_told_in_words(event, said):
 
 
 def test_equal_runs_give_equal_pages_but_for_the_time(hostile):
-    first, second = (run_page.payload(hostile) for _ in range(2))
+    first, second = (run_page.run_payload(hostile) for _ in range(2))
     first["run"].pop("made"), second["run"].pop("made")
-    assert run_page.packed(first) == run_page.packed(second)
-    assert base64.b64decode(run_page.packed(first))[4:8] == b"\0\0\0\0"  # gzip's own time
+    assert page_file.pack_payload(first) == page_file.pack_payload(second)
+    assert base64.b64decode(page_file.pack_payload(first))[4:8] == b"\0\0\0\0"  # gzip's own time
 
 
 # --------------------------------------------------------------------------- answers and formats
@@ -878,7 +878,7 @@ TAGS, BOXED, HASHED = rewards.TagFormat(), rewards.BoxedFormat(), rewards.HashFo
     ],
 )
 def test_the_span_of_an_answer_is_in_utf16_and_outside_the_reasoning(format, text, answer):
-    span = run_page.answer_span(text, format)
+    span = answer_marks.answer_span(text, format)
     units = text.encode("utf-16-le")
     assert (None if span is None else units[2 * span[0] : 2 * span[1]].decode("utf-16-le")) == answer
     if answer and "</think>" in text:
@@ -888,7 +888,7 @@ def test_the_span_of_an_answer_is_in_utf16_and_outside_the_reasoning(format, tex
 
 def test_a_cut_text_has_no_answer(tmp_path):
     rows = [one("<answer>4</answer>" + " " * 30_000, 1.0), one("<answer>4</answer>", 1.0)]
-    assert run_page.payload(make_run(tmp_path, {1: rows}))["completions"]["answer"] == [None, [8, 9]]
+    assert run_page.run_payload(make_run(tmp_path, {1: rows}))["completions"]["answer"] == [None, [8, 9]]
 
 
 @pytest.mark.parametrize(
@@ -900,7 +900,7 @@ def test_a_cut_text_has_no_answer(tmp_path):
     ],
 )
 def test_marks_are_pairs_of_reasoning_and_answer(format, kinds):
-    assert [(mark["open"], mark["close"], mark["kind"]) for mark in run_page.marks_of(format)] == kinds
+    assert [(mark["open"], mark["close"], mark["kind"]) for mark in answer_marks.format_marks(format)] == kinds
 
 
 @pytest.mark.parametrize(
@@ -920,7 +920,7 @@ def test_the_format_is_read_from_the_runs_own_rewards_without_running_them(tmp_p
     for version, text in (("v1", "FORMAT = HashFormat()"), ("v2", "FORMAT = HashFormat()"), ("v10", source)):
         (tmp_path / "rewards" / version).mkdir(parents=True)
         (tmp_path / "rewards" / version / "rewards.py").write_text(text)
-    assert run_page.format_of(make_run(tmp_path, {1: [one("a")]})) == expected
+    assert answer_marks.format_of_run(make_run(tmp_path, {1: [one("a")]})) == expected
 
 
 # --------------------------------------------------------------------------- the page
@@ -937,19 +937,19 @@ def template(tmp_path, monkeypatch):
     )
     (folder / "page.css").write_text("p { color: red }")
     (folder / "page.js").write_text("// {{TITLE}} é")
-    monkeypatch.setattr(run_page, "PAGE", folder)
+    monkeypatch.setattr(page_file, "PAGE_FOLDER", folder)
 
 
 def test_the_page_has_its_payload_and_no_text_of_a_model(template, hostile):
-    found = run_page.payload(hostile)
-    text = run_page.page(found)
-    assert run_page.unpacked(text) == found
+    found = run_page.run_payload(hostile)
+    text = page_file.page_html(found)
+    assert page_file.unpack_payload(text) == found
     assert "alert(1)" not in text and "// {{TITLE}} é</script>" in text
     assert "<title>Completions of ? &lt;b&gt;&amp;</title>" in text
 
 
 def test_the_policy_allows_the_pages_own_style_and_script_alone(hostile):
-    text = run_page.page(run_page.payload(hostile))
+    text = page_file.page_html(run_page.run_payload(hostile))
     policy = html.unescape(re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1])
     style, script = (
         re.search(r"<style>(.*?)</style>", text, re.DOTALL)[1],
@@ -963,10 +963,10 @@ def test_the_policy_allows_the_pages_own_style_and_script_alone(hostile):
 def test_writing_a_page_says_where_how_big_and_what_it_lacks(template, tmp_path, capsys):
     make_run(tmp_path / "outputs/run", healthy())
     (tmp_path / "outputs/run/completions/completions_00003.parquet").write_bytes(b"PAR1 half")
-    path = run_page.write_page(tmp_path / "outputs/run", limit=100)
+    path = run_page.write_run_page(tmp_path / "outputs/run", limit=100)
     said = capsys.readouterr().out
     assert (
-        path == tmp_path / "outputs/completions.html" and run_page.unpacked(path.read_text())["selection"]["kept"] == 96
+        path == tmp_path / "outputs/completions.html" and page_file.unpack_payload(path.read_text())["selection"]["kept"] == 96
     )
     assert f"{path} (" in said and " kB): 96 of 576 completions" in said and "Not in this page: 480 completions" in said
     assert "1 half-written file of completions left out" in said
@@ -974,12 +974,12 @@ def test_writing_a_page_says_where_how_big_and_what_it_lacks(template, tmp_path,
 
 def test_a_page_goes_where_it_is_told(template, tmp_path):
     record = make_run(tmp_path / "run", {1: distinct(8)})
-    assert run_page.write_page(record, tmp_path / "here" / "page.html").is_file()
+    assert run_page.write_run_page(record, tmp_path / "here" / "page.html").is_file()
 
 
 def test_a_page_is_shown_in_a_frame_that_reaches_nothing_outside(template, tmp_path):
-    path = run_page.write_page(make_run(tmp_path / "run", {1: distinct(8)}), tmp_path / "page.html")
-    shown = run_page.show(path, height=300).data
+    path = run_page.write_run_page(make_run(tmp_path / "run", {1: distinct(8)}), tmp_path / "page.html")
+    shown = page_file.show_page(path, height=300).data
     inside = html.unescape(re.search(r'srcdoc="([^"]*)"', shown)[1])
     assert inside == path.read_text() and 'sandbox="allow-scripts allow-downloads"' in shown and 'height="300"' in shown
 
@@ -989,15 +989,15 @@ def test_a_page_that_is_too_large_is_shown_with_fewer_completions_which_is_said(
     steps = healthy()
     for row in (row for rows in steps.values() for row in rows):
         row["completion"] += "".join(map(chr, rng.integers(97, 123, 500)))
-    path = run_page.write_page(make_run(tmp_path / "run", steps), tmp_path / "page.html")
-    shown = run_page.show(path, most_mb=0.1).data
-    found = run_page.unpacked(html.unescape(re.search(r'srcdoc="([^"]*)"', shown)[1]))
+    path = run_page.write_run_page(make_run(tmp_path / "run", steps), tmp_path / "page.html")
+    shown = page_file.show_page(path, most_mb=0.1).data
+    found = page_file.unpack_payload(html.unescape(re.search(r'srcdoc="([^"]*)"', shown)[1]))
     kept = found["completions"]
     assert path.stat().st_size > 2e5 and 64 < len(kept["text"]) < 300
     assert f"Shown here are {len(kept['text'])} of the page" in shown and str(path) in shown
     assert kept["step"].count(10) == 64 and found["selection"]["of"] == 640
     assert "completions of the whole page" in found["selection"]["said"]
-    whole = run_page.unpacked(path.read_text())
+    whole = page_file.unpack_payload(path.read_text())
     prompts = {
         text: whole["prompts"]["text"][p]
         for text, p in zip(whole["completions"]["text"], whole["completions"]["prompt"])
@@ -1009,13 +1009,13 @@ def test_a_page_that_is_too_large_is_shown_with_fewer_completions_which_is_said(
 @pytest.mark.parametrize("text", ["", "<html>", '<script type="application/octet-stream" id="payload">AAAA</script>'])
 def test_what_is_no_page_is_refused(text):
     with pytest.raises(ValueError, match="no completions page"):
-        run_page.unpacked(text)
+        page_file.unpack_payload(text)
 
 
 def test_a_page_of_a_run_whose_log_is_not_there_yet(template, tmp_path):
     make_run(tmp_path / "run", {1: distinct(8)})
     (tmp_path / "run/log.jsonl").write_text("")
-    found = run_page.unpacked(run_page.write_page(tmp_path / "run").read_text())
+    found = page_file.unpack_payload(run_page.write_run_page(tmp_path / "run").read_text())
     assert found["metrics"] == {"step": [], "columns": {}, "own": []} and found["run"]["steps"] == 1
     assert list(found["completions"]["scores"]) == ["correctness_reward", "format_reward"]
 
@@ -1046,7 +1046,7 @@ def with_evaluations(record, **more):
 
 def test_held_out_answers_stand_beside_the_others_in_the_order_of_their_steps(tmp_path):
     steps = {1: distinct(4, **{"data/answer": "1"}), 2: distinct(4, 1.0, number=1, **{"data/answer": "2"})}
-    page = run_page.payload(with_evaluations(make_run(tmp_path, steps)))
+    page = run_page.run_payload(with_evaluations(make_run(tmp_path, steps)))
     rows, prompts = page["completions"], page["prompts"]
     assert rows["step"] == [0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2] == sorted(rows["step"])
     assert page["data_columns"] == ["set", "answer"] and prompts["data"]["set"] == ["training"] * 2 + ["held out"] * 2
@@ -1071,7 +1071,7 @@ def test_a_suspect_stays_the_same_completion_when_held_out_answers_stand_between
     rows = group(
         [one(tagged(i, f"as {i} is {i * i}"), float(i == 3), 1.0, tokens=500 if i == 2 else 20) for i in range(4)]
     )
-    page = run_page.payload(with_evaluations(make_run(tmp_path, {1: rows, 3: distinct(4, 1.0)})))
+    page = run_page.run_payload(with_evaluations(make_run(tmp_path, {1: rows, 3: distinct(4, 1.0)})))
     (which,) = [int(i) for i, why in page["suspects"]["more"].items() if "very_long" in why]
     assert page["completions"]["tokens"][which] == 500 and page["suspects"]["sets"][
         page["completions"]["suspect"][which]
@@ -1080,11 +1080,11 @@ def test_a_suspect_stays_the_same_completion_when_held_out_answers_stand_between
 
 def test_evaluations_without_their_prompts_are_left_out_and_a_column_called_set_stays(tmp_path):
     record = make_run(tmp_path, {1: distinct(4, **{"data/set": "mine"})})
-    page = run_page.payload(with_evaluations(record))
+    page = run_page.run_payload(with_evaluations(record))
     assert page["data_columns"] == ["set of prompts", "set"] and page["prompts"]["data"]["set"] == ["mine", None, None]
     for path in (tmp_path / "held_out").iterdir():
         pd.read_parquet(path).drop(columns=["prompt"]).to_parquet(path)
-    assert run_page.payload(run_record.read_run(tmp_path))["data_columns"] == ["set"]
+    assert run_page.run_payload(run_record.read_run(tmp_path))["data_columns"] == ["set"]
 
 
 def test_of_many_held_out_answers_the_first_prompts_are_kept_with_all_of_theirs(tmp_path):
@@ -1100,7 +1100,7 @@ def test_a_data_column_that_the_prompts_have_word_for_word_is_not_shown_twice(tm
         {**row, "prompt": f"system user {question}", "data/question": question, "data/name": "Tom"}
         for row in distinct(4)
     ]
-    page = run_page.payload(make_run(tmp_path, {1: rows}))
+    page = run_page.run_payload(make_run(tmp_path, {1: rows}))
     assert page["data_columns"] == ["name"] == list(page["prompts"]["data"])
 
 
@@ -1116,7 +1116,7 @@ def test_a_folders_name_is_no_pattern_and_no_column(tmp_path):
 
 
 def test_a_smaller_page_says_what_it_leaves_out_and_keeps_what_was_trained_on(tmp_path):
-    whole = run_page.payload(
+    whole = run_page.run_payload(
         with_evaluations(make_run(tmp_path, {step: distinct(4, number=step) for step in range(1, 9)}))
     )
     part = run_page.shrunk(whole, 12, 10**9)
@@ -1128,7 +1128,7 @@ def test_damaged_and_very_long_held_out_answers_do_no_harm(tmp_path):
     record = with_evaluations(make_run(tmp_path, {1: distinct(4)}), completion="x" * 30_000)
     path = record.held_out[0]
     path.write_bytes(path.read_bytes()[:4] + b"\0" * 60 + path.read_bytes()[64:])
-    page = run_page.payload(record)
+    page = run_page.run_payload(record)
     held = [i for i, cut in enumerate(page["completions"]["cut"]) if cut]
     assert page["run"]["notes"] == ["held-out answers of 1 evaluation left out: damaged, or kept without their prompts"]
     assert len(held) == 2 and all(page["completions"]["cut"][i] == 10_000 for i in held), (

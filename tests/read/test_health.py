@@ -9,7 +9,7 @@ import pytest
 
 import rewards
 from lab.read import health, run_log
-from lab.read.health import convergence, diagnose, sick, table
+from lab.read.health import convergence, diagnose, findings_table, problems
 from lab.read.health_rules import RULES
 from lab.read.run_log import CORRECTNESS
 
@@ -77,7 +77,7 @@ def findings(log, **how):
 
 
 def trouble(log, **how):
-    return {finding.rule: finding.verdict for finding in sick(diagnose(log, **how))}
+    return {finding.rule: finding.verdict for finding in problems(diagnose(log, **how))}
 
 
 def first_seen(log, rule):
@@ -86,7 +86,7 @@ def first_seen(log, rule):
 
 
 def assert_clean_at_every_step(log, **how):
-    prefixes = ((n, sick(diagnose(log.iloc[:n], **how))) for n in range(1, len(log) + 1))
+    prefixes = ((n, problems(diagnose(log.iloc[:n], **how))) for n in range(1, len(log) + 1))
     seen = [(n, f.rule, f.value, f.message) for n, found in prefixes for f in found]
     assert not seen, f"{len(seen)} false alarms, the first: {seen[0]}"
 
@@ -99,7 +99,7 @@ def test_a_run_that_learns_stays_clean_at_every_step(seed):
     log = run(seed)
     assert_clean_at_every_step(log)
     verdicts = {finding.verdict for finding in diagnose(log)}
-    assert verdicts == {"ok"}, table(diagnose(log)).to_string()
+    assert verdicts == {"ok"}, findings_table(diagnose(log)).to_string()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -455,7 +455,7 @@ SICK = {  # rule -> a run that has what it looks for
 @pytest.mark.parametrize("name", BY_NAME)
 def test_each_rule_finds_its_sickness_and_its_line_says_value_threshold_verdict_and_advice(name):
     found = diagnose(SICK[name]())
-    line = table(found).set_index("rule").loc[name]
+    line = findings_table(found).set_index("rule").loc[name]
     rule = BY_NAME[name]
     assert line["verdict"] == ("critical" if rule.severity == "stop" else "warn"), line.to_dict()
     assert line["threshold"] == f"{rule.sense} {rule.threshold:g}" and np.isfinite(float(line["value"]))
@@ -477,7 +477,7 @@ def test_an_empty_log_and_a_single_step_are_too_early_and_no_crash():
 def test_any_metric_may_be_missing(gone):
     found = findings(run().drop(columns=gone))
     unexplained = {"duplicates"} if gone == CORRECT else set()  # the policy is sure, and nothing says of what
-    assert {f.rule for f in sick(found.values())} <= unexplained
+    assert {f.rule for f in problems(found.values())} <= unexplained
     for rule in RULES:
         assert (found[rule.name].verdict == "not measured") == any(
             name == gone or (name.startswith("correctness") and gone == CORRECT) for name in rule.needs
@@ -564,19 +564,19 @@ def test_the_table_is_sorted_worst_first_and_says_what_to_do():
     log = run().drop(columns="entropy")
     log.loc[30:, "completions/clipped_ratio"] = 0.5
     log.loc[79, "loss"] = np.nan
-    shown = table(diagnose(log))
+    shown = findings_table(diagnose(log))
     assert shown.columns.tolist() == ["rule", "value", "threshold", "verdict", "since step", "advice"]
     assert shown["rule"].tolist()[:2] == ["not_a_number", "clipped"] and shown["verdict"].iloc[-1] == "not measured"
     line = shown.set_index("rule").loc["clipped"]
     assert line[["value", "threshold", "verdict", "since step"]].tolist() == ["0.5", "> 0.3", "warn", "37"]
     assert "MAX_COMPLETION_TOKENS. Raise MAX_COMPLETION_TOKENS" in line["advice"]
-    assert table([]).empty
+    assert findings_table([]).empty
 
 
 def test_sick_gives_critical_findings_first():
     log = run()
     log["completions/clipped_ratio"], log.loc[79, "kl"] = 0.5, np.nan
-    assert [f.rule for f in sick(diagnose(log))] == ["not_a_number", "clipped"] and sick(diagnose(run())) == []
+    assert [f.rule for f in problems(diagnose(log))] == ["not_a_number", "clipped"] and problems(diagnose(run())) == []
 
 
 # --------------------------------------------------------------------------- the trend

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from lab.files import ROOT, SAMPLE_RUN, MissingInputError, write_json
-from lab.read import health, health_rules, run_labels, run_record
-from lab.train.run_folder import this_process
+from lab.read import health, health_rules, run_labels, run_record, run_summary
+from lab.train.process import this_process
 
 REWARDS = ("correctness_reward", "format_reward")
 
@@ -102,38 +102,38 @@ def test_a_line_separator_within_a_text_ends_no_line(folder):
 
 
 def test_of_a_step_that_is_there_twice_the_last_row_counts():
-    record = run_record.from_rows([row(2, reward=0.1), row(1), row(2, reward=0.9)])
+    record = run_record.record_from_rows([row(2, reward=0.1), row(1), row(2, reward=0.9)])
     assert record.log["reward"].tolist() == [0.5, 0.9] and record.log.index.tolist() == [1, 2]
     assert record.notes == ["1 step logged twice: the last row counts"]
 
 
 @pytest.mark.parametrize("value", [None, "n/a", [1], {}, math.nan])
 def test_what_is_no_number_is_nan(value):
-    record = run_record.from_rows([row(1), row(2, kl=value, reward=value)])
+    record = run_record.record_from_rows([row(1), row(2, kl=value, reward=value)])
     assert record.log.dtypes.drop("step").eq(float).all() and record.log.loc[2, ["kl", "reward"]].isna().all()
 
 
 @pytest.mark.parametrize("value, number", [("0.25", 0.25), (math.inf, math.inf), (True, 1.0), (2, 2.0)])
 def test_numbers_in_any_form_are_numbers(value, number):
-    assert run_record.from_rows([row(1, kl=value)]).log.loc[1, "kl"] == number
+    assert run_record.record_from_rows([row(1, kl=value)]).log.loc[1, "kl"] == number
 
 
 def test_a_number_beyond_all_floats_is_nan():
-    assert math.isnan(run_record.from_rows([row(1, kl=10**400)]).log.loc[1, "kl"])
+    assert math.isnan(run_record.record_from_rows([row(1, kl=10**400)]).log.loc[1, "kl"])
 
 
 @pytest.mark.parametrize("step", [None, "x", math.nan, -1])
 def test_a_row_without_a_step_is_left_out_and_noted(step):
-    record = run_record.from_rows([row(1), row(step)])
+    record = run_record.record_from_rows([row(1), row(step)])
     assert len(record.log) == 1 and record.notes == ["1 row of the log without a step left out"]
 
 
 def test_a_second_pass_over_a_batch_has_no_reward_and_is_no_row_of_its_own():
-    record = run_record.from_rows(
+    record = run_record.record_from_rows(
         [row(1), {"step": 2, "loss": 0.1, "kl": 0.2}, row(3), {"step": 3, "train_runtime": 9.0}]
     )
     assert record.log.index.tolist() == [1, 3] and "1 step that went over a batch once more" in record.notes[0]
-    assert not health.sick(health.diagnose(record.log)), "a missing reward would be taken for NaN"
+    assert not health.problems(health.diagnose(record.log)), "a missing reward would be taken for NaN"
 
 
 @pytest.mark.parametrize("text", [None, '{"status": "fin', "[]", "{}"])
@@ -246,7 +246,7 @@ def test_weights_come_from_the_log_else_from_run_json_else_as_given_else_1(folde
     state(tmp_path / "trl", [1])
     assert run_record.read_run(tmp_path / "trl").weights().loc[1].tolist() == [1.0, 1.0]
     assert run_record.read_run(tmp_path / "trl", weights={"format_reward": 0.2}).weights().loc[1].tolist() == [1.0, 0.2]
-    logged = run_record.from_rows([row(1, **{"weight/format_reward": 0.3})], about=about())
+    logged = run_record.record_from_rows([row(1, **{"weight/format_reward": 0.3})], about=about())
     assert logged.weights().loc[1].tolist() == [1.0, 0.3]
 
 
@@ -265,7 +265,7 @@ def edited(**more):
 
 
 def test_a_version_has_its_rewards_weight_while_it_is_in_use_and_none_else():
-    weights = run_record.from_rows(edited(), about=about()).weights()
+    weights = run_record.record_from_rows(edited(), about=about()).weights()
     assert weights["format_reward"].isna().tolist() == [False, False, True, True]
     assert weights["format_reward_v2"].dropna().to_dict() == {3: 0.5, 4: 0.5}
 
@@ -273,7 +273,7 @@ def test_a_version_has_its_rewards_weight_while_it_is_in_use_and_none_else():
 def test_a_version_without_a_score_in_between_stays_in_use():
     rows = edited()
     rows[1]["rewards/format_reward/mean"] = rows[3]["rewards/format_reward_v2/mean"] = None
-    assert run_record.from_rows(rows).weights()[["format_reward", "format_reward_v2"]].notna().to_numpy().tolist() == [
+    assert run_record.record_from_rows(rows).weights()[["format_reward", "format_reward_v2"]].notna().to_numpy().tolist() == [
         [1, 0],
         [1, 0],
         [0, 1],
@@ -290,7 +290,7 @@ def test_own_metrics_are_what_neither_trl_nor_we_log():
         "epoch": 0.1,
         "rewards/format_reward/std": 0,
     }
-    record = run_record.from_rows(
+    record = run_record.record_from_rows(
         [row(1, **ours, **theirs, parsed_share=0.5, **{"completions/with_code": 0.2}, remark="no number")]
     )
     assert record.own_metrics() == ["parsed_share", "completions/with_code"]
@@ -303,19 +303,19 @@ def test_no_column_of_a_real_trainer_is_taken_for_a_rewards_own(folder):
     from trl import GRPOTrainer
 
     names = re.findall(r'_metrics\[mode\]\["([^"{}]+)"\]', inspect.getsource(GRPOTrainer))
-    assert len(names) > 15 and run_record.from_rows([row(1, **dict.fromkeys(names, 1.0))]).own_metrics() == []
+    assert len(names) > 15 and run_record.record_from_rows([row(1, **dict.fromkeys(names, 1.0))]).own_metrics() == []
 
 
 # --------------------------------------------------------------------------- several runs
 
 
 def made(name="run", rows=None, **how):
-    return run_record.from_rows(rows or [row(1), row(2)], about=about(**how), name=name)
+    return run_record.record_from_rows(rows or [row(1), row(2)], about=about(**how), name=name)
 
 
 def test_runs_that_differ_by_their_seed_and_length_alone_have_one_label():
-    assert len(set(run_labels.labels([made(seed=1), made(seed=2), made(seed=3, max_steps=90)]))) == 1
-    assert run_labels.labels([made(seed=1), made(seed=2)]) == ["small", "small"]
+    assert len(set(run_labels.label_runs([made(seed=1), made(seed=2), made(seed=3, max_steps=90)]))) == 1
+    assert run_labels.label_runs([made(seed=1), made(seed=2)]) == ["small", "small"]
 
 
 @pytest.mark.parametrize(
@@ -331,30 +331,30 @@ def test_runs_that_differ_by_their_seed_and_length_alone_have_one_label():
     ],
 )
 def test_a_label_says_what_differs(how, labels):
-    assert run_labels.labels([made(stages=[]), made(**{"stages": [], **how})]) == labels
+    assert run_labels.label_runs([made(stages=[]), made(**{"stages": [], **how})]) == labels
 
 
 def test_a_label_names_three_differences_and_counts_the_rest():
     assert (
-        run_labels.labels([made(a=1, b=1, c=1, d=1, e=1), made(a=2, b=2, c=2, d=2, e=2)])[1]
+        run_labels.label_runs([made(a=1, b=1, c=1, d=1, e=1), made(a=2, b=2, c=2, d=2, e=2)])[1]
         == "a 2, b 2, c 2 and 2 more"
     )
 
 
 def test_a_given_name_goes_before_unless_it_names_one_seed_of_several():
-    assert run_labels.labels([made("A"), made("B", learning_rate=1e-6)]) == ["A", "B"]
-    assert run_labels.labels([made("A", seed=1), made("B", seed=2), made("C", model="large")]) == [
+    assert run_labels.label_runs([made("A"), made("B", learning_rate=1e-6)]) == ["A", "B"]
+    assert run_labels.label_runs([made("A", seed=1), made("B", seed=2), made("C", model="large")]) == [
         "model small",
         "model small",
         "C",
     ]
-    assert run_labels.labels([made("A"), made("A", model="large")]) == ["model small", "model large"]
+    assert run_labels.label_runs([made("A"), made("A", model="large")]) == ["model small", "model large"]
 
 
 def test_runs_without_a_record_go_by_their_folders_and_are_never_seeds_of_one(tmp_path):
     for name in ("first", "second"):
         state(tmp_path / name / "out", [1])
-    assert run_labels.labels([run_record.read_run(tmp_path / name / "out") for name in ("first", "second")]) == [
+    assert run_labels.label_runs([run_record.read_run(tmp_path / name / "out") for name in ("first", "second")]) == [
         "first/out",
         "second/out",
     ]
@@ -366,7 +366,7 @@ def test_the_summary_takes_the_last_ten_steps_and_the_last_evaluation():
         {"step": 0, "eval_correctness_reward": 0.1, "eval_n": 9},
         {"step": 20, "eval_correctness_reward_v2": 0.9, "eval_n": 9},
     ]
-    line = run_labels.summary([made("A", rows)], by=lambda record: record.about["model"]["shown"]).loc["A"]
+    line = run_summary.summarize_runs([made("A", rows)], by=lambda record: record.about["model"]["shown"]).loc["A"]
     assert (line["group"], line["steps"], line["seconds"]) == ("small", 20, 12.5)
     assert (
         line["reward"] == pytest.approx(0.775)
@@ -377,11 +377,11 @@ def test_the_summary_takes_the_last_ten_steps_and_the_last_evaluation():
 
 
 def test_versions_of_a_reward_are_one_series_for_comparison():
-    record = run_record.from_rows(edited())
-    assert run_labels.scores(record)["format_reward"].tolist() == [0.6, 0.6, 0.3, 0.3] and run_labels.edits(record) == {
+    record = run_record.record_from_rows(edited())
+    assert run_record.mean_scores(record)["format_reward"].tolist() == [0.6, 0.6, 0.3, 0.3] and run_record.edited_rewards(record) == {
         3: "format_reward_v2"
     }
-    assert run_labels.correct(record).tolist() == [0.4] * 4
+    assert run_record.mean_correctness(record).tolist() == [0.4] * 4
 
 
 # --------------------------------------------------------------------------- the verdict
@@ -389,8 +389,8 @@ def test_versions_of_a_reward_are_one_series_for_comparison():
 
 def test_a_diagnosis_can_be_written_as_json_with_its_thresholds():
     rows = [row(step, loss=math.nan if step == 14 else 0.1, kl=math.inf) for step in range(1, 15)]
-    record = run_record.from_rows(rows, about=about())
-    made = json.loads(json.dumps(run_labels.diagnosis(record), allow_nan=False))
+    record = run_record.record_from_rows(rows, about=about())
+    made = json.loads(json.dumps(run_summary.diagnosis_report(record), allow_nan=False))
     assert len(made["findings"]) == len(health_rules.RULES) and made["findings"][0]["rule"] == "not_a_number"
     assert {"value", "threshold", "verdict", "advice", "measures", "sense"} <= made["findings"][0].keys()
     assert made["thresholds"]["KL_WARN"] == health_rules.KL_WARN and made["convergence"]["sentence"].endswith(
@@ -413,11 +413,11 @@ def test_a_run_says_itself_which_rewards_decide_what_is_right_and_an_older_one_g
         {"name": "own", "weight": 1, "decides": True},
         {"name": "correctness_reward", "weight": 1, "decides": False},
     ]
-    record = run_record.from_rows(rows, about={"rewards": {"rewards": entries}})
-    assert record.correctness() == ("own",) and run_labels.correct(record).tolist() == [0.25] * 2
-    assert run_labels.diagnosis(record)["decided_by"] == ["own"]
-    older = run_record.from_rows(rows, about={"rewards": {"rewards": [{"name": "own", "weight": 1}]}})
-    assert run_labels.correct(older).tolist() == [1.0] * 2 and older.weights()["own"].tolist() == [1.0] * 2
+    record = run_record.record_from_rows(rows, about={"rewards": {"rewards": entries}})
+    assert record.correctness() == ("own",) and run_record.mean_correctness(record).tolist() == [0.25] * 2
+    assert run_summary.diagnosis_report(record)["decided_by"] == ["own"]
+    older = run_record.record_from_rows(rows, about={"rewards": {"rewards": [{"name": "own", "weight": 1}]}})
+    assert run_record.mean_correctness(older).tolist() == [1.0] * 2 and older.weights()["own"].tolist() == [1.0] * 2
 
 
 def test_the_recorded_run_has_what_notebook_04_shows_and_nothing_of_the_machine_it_ran_on():
@@ -428,7 +428,7 @@ def test_the_recorded_run_has_what_notebook_04_shows_and_nothing_of_the_machine_
         and len(record.log) == 80
         and len(record.held_out) == 5
     )
-    assert list(run_labels.edits(record).values()) == ["worked_steps_reward_v2"] and record.printed
+    assert list(run_record.edited_rewards(record).values()) == ["worked_steps_reward_v2"] and record.printed
     assert record.weights()["soft_format_reward"].iloc[[0, -1]].tolist() == [0.5, 0.0]
     assert record.own_metrics() == ["lines_of_reasoning", "equations_in_reasoning"]
     assert record.log["temperature"].iloc[-1] == pytest.approx(0.7)
@@ -460,13 +460,13 @@ def test_weights_that_a_run_does_not_keep_are_told_from_its_totals_or_said_to_be
     assert plain.notes == [] and plain.weights().iloc[0].to_dict() == {"a": 1.0, "b": 1.0}
     assert "weights are not known: all count as 1" in odd.notes[0]
     assert run_record.read_run(tmp_path / "odd", weights={"a": 3.0}).notes == []
-    assert run_labels.correct(run_record.read_run(tmp_path / "odd", correctness=["a"])).iloc[0] == pytest.approx(0.1)
+    assert run_record.mean_correctness(run_record.read_run(tmp_path / "odd", correctness=["a"])).iloc[0] == pytest.approx(0.1)
     with pytest.raises(ValueError, match="no reward 'c' in .*: its rewards are a, b"):
         run_record.read_run(tmp_path / "odd", correctness=["c"])
 
 
 def test_a_metric_of_a_reward_that_is_called_like_an_evaluation_hides_no_step():
-    record = run_record.from_rows([row(step, eval_len=3.0) for step in range(1, 20)])
+    record = run_record.record_from_rows([row(step, eval_len=3.0) for step in range(1, 20)])
     assert len(record.log) == 19 and record.evaluations.empty
 
 
@@ -475,7 +475,7 @@ def test_columns_of_an_evaluation_that_collide_are_one():
         row(1, **{"rewards/reward/mean": 0.5}),
         {"step": 1, "eval_reward": 9.0, "eval_rewards/reward/mean": 0.5, "eval_step": 7},
     ]
-    evaluations = run_record.from_rows(rows).evaluations
+    evaluations = run_record.record_from_rows(rows).evaluations
     assert (
         evaluations.columns.is_unique
         and evaluations["reward"].tolist() == [0.5]
@@ -491,11 +491,11 @@ def test_a_record_with_damaged_parts_is_read_without_them(tmp_path, damage):
     write_json(folder / "run.json", {"status": "finished", "requested": {}, "model": {}, **damage})
     record = run_record.read_run(folder)
     assert f"damaged at {next(iter(damage))}" in record.notes[0] and len(record.log) == 2
-    assert run_labels.summary([record])["steps"].tolist() == [2] and run_labels.labels([record])
+    assert run_summary.summarize_runs([record])["steps"].tolist() == [2] and run_labels.label_runs([record])
 
 
 def test_a_share_of_groups_that_was_not_counted_by_group_is_left_out():
     rows = [row(1, frac_reward_zero_std=0.5)]
-    batch = run_record.from_rows(rows, about={"requested": {"scale_rewards": "batch"}})
+    batch = run_record.record_from_rows(rows, about={"requested": {"scale_rewards": "batch"}})
     assert "frac_reward_zero_std" not in batch.log and "whole steps without spread" in batch.notes[0]
-    assert "frac_reward_zero_std" in run_record.from_rows(rows, about={"requested": {"scale_rewards": "group"}}).log
+    assert "frac_reward_zero_std" in run_record.record_from_rows(rows, about={"requested": {"scale_rewards": "group"}}).log

@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-import rewards
 from lab.files import WORD_PROBLEMS
 from lab.model.prompts import build_prompt
 from rewards import (
@@ -23,12 +22,15 @@ from rewards import (
     format_reward,
     gate,
     length_reward,
+    register,
     reward,
+    same_answer,
     soft_format_reward,
     style_reward,
 )
+from scoring import contract
 from scoring.audit import audit
-from scoring.probes import changed, corpus
+from scoring.probes import make_probes, near_miss
 
 
 def word_problems(n):
@@ -36,10 +38,7 @@ def word_problems(n):
     return [{**row, "prompt": build_prompt(row["question"], [])} for row in rows]
 
 
-ROWS = word_problems(4)
-
-
-ROWS = [{**row, "ground_truth": row["answer"]} for row in ROWS]
+ROWS = [{**row, "ground_truth": row["answer"]} for row in word_problems(4)]
 
 
 def failures(function, rows=ROWS):
@@ -66,14 +65,14 @@ def test_every_reward_of_the_registry_holds(name):
 
 
 def test_a_reward_added_to_the_registry_is_audited_with_no_further_work(monkeypatch):
-    monkeypatch.setattr(rewards, "REGISTRY", {"format_reward": format_reward})
+    monkeypatch.setattr("scoring.contract.REGISTRY", {"format_reward": format_reward})
 
-    @rewards.register
+    @register
     @reward
     def anywhere_reward(completion: str, answer: str) -> float:
         return float(answer in completion)
 
-    assert audit(rewards.REGISTRY.values(), ROWS[:1]).summary["verdict"].to_dict() == {
+    assert audit(contract.REGISTRY.values(), ROWS[:1]).summary["verdict"].to_dict() == {
         "format_reward": "holds",
         "anywhere_reward": "fails",
     }
@@ -81,8 +80,7 @@ def test_a_reward_added_to_the_registry_is_audited_with_no_further_work(monkeypa
 
 @pytest.mark.parametrize("other", [TagFormat("reasoning", "answer"), BoxedFormat(), HashFormat()], ids=repr)
 def test_correctness_holds_in_every_format(other, monkeypatch):
-    monkeypatch.setattr(rewards, "FORMAT", other)
-    monkeypatch.setattr("lab.audit.FORMAT", other)
+    monkeypatch.setattr("scoring.formats.FORMAT", other)
     found = audit([correctness_reward, format_reward, soft_format_reward], ROWS[:2])
     assert found.passed, found.failures.to_string()
 
@@ -98,7 +96,7 @@ def test_the_default_set_of_notebook_02_holds():
 
 def test_the_corpus_has_at_least_forty_kinds_of_cheating_and_near_misses():
     for right, wrong in (("12", "19"), ("Paris", "Lima"), ("$10.50", "17.5"), ("-4", "3")):
-        probes = corpus(right, wrong, ["7", "8"], "How many?")
+        probes = make_probes(right, wrong, ["7", "8"], "How many?")
         kinds = {probe.what for probe in probes if probe.kind in ("wrong", "silent", "cheating")}
         assert len(kinds) >= 40 and len({probe.completion for probe in probes}) >= 0.95 * len(probes)
         assert sum(probe.kind == "right" for probe in probes) == 1
@@ -111,10 +109,10 @@ def test_the_corpus_is_built_from_the_readers_own_rows():
 
 
 @pytest.mark.parametrize(
-    "text, other", [("Paris", "Qaris"), ("B", "C"), ("z9", "a9"), ("9", "0"), ("!", "!x"), ('{"a": 1}', '{"b": 1}')]
+    "text, other", [("Paris", "aaris"), ("A", "b"), ("z9", "a9"), ("9", "0"), ("!", "!x"), ('{"a": 1}', '{"b": 1}')]
 )
 def test_a_near_miss_differs_in_one_place(text, other):
-    assert changed(text) == other
+    assert near_miss(text) == other
 
 
 # --------------------------------------------------------------------------- published rewards and their faults
@@ -186,13 +184,13 @@ def sloppy_first(completion: str, answer: str) -> float:
     [
         (gold_anywhere, "cheating: right in the reasoning, wrong in the answer"),
         (gold_anywhere, "cheating: hedged: all candidates"),
-        (gold_in_answer, "cheating: hedged: one or the other"),
+        (gold_in_answer, "cheating: hedged: GOLD or OTHER"),
         (gold_in_answer, "wrong: a digit glued on"),
-        (last_number, "cheating: hedged: the other or the one"),
+        (last_number, "cheating: hedged: OTHER or GOLD"),
         (after_split, "cheating: wrong, then right"),
         (by_float, "wrong: one more"),
         (part_of_gold, "wrong: the beginning of the gold"),
-        (last_line, "cheating: hedged: two answers, the right one last"),
+        (last_line, "cheating: hedged: OTHER\nGOLD"),
         (adopt(kwargs_gold), "cheating: hedged: all candidates"),
         (adopt(other_name), "cheating: hedged: all candidates"),
         (silence_pays, "not answering pays: refusal, against -1.5 for a wrong answer"),
@@ -329,7 +327,7 @@ def test_sound_functions_in_trls_signature_hold_and_need_take_only_what_the_rows
 @reward
 def by_extraction(completion: str, answer: str) -> float | None:
     given = extract_answer(completion)
-    return None if answer is None else float(given is not None and rewards.same_answer(given, answer))
+    return None if answer is None else float(given is not None and same_answer(given, answer))
 
 
 @pytest.mark.parametrize(

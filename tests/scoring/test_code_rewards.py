@@ -14,16 +14,18 @@ import rewards
 import sandbox as module
 from lab.data import code_problems, loading
 from lab.files import ROOT
+from lab.measure import code_scores
 from lab.model.sampling import Sampled
 from rewards import RewardError, code_reward, extract_code, function_prompt, syntax_reward
 from sandbox import Sandbox
-from scoring.cases import BOTH, DOUBLE
-
-ROW = {"code_prompt": DOUBLE["code_prompt"], "test": DOUBLE["test"], "entry_point": "double"}
+from scoring.cases import BOTH, PROBLEM
+from scoring.code import default_sandbox
 
 
 def batch(function, texts, **changed):
-    columns = {name: value if callable(value) else [value] * len(texts) for name, value in {**ROW, **changed}.items()}
+    columns = {
+        name: value if callable(value) else [value] * len(texts) for name, value in {**PROBLEM, **changed}.items()
+    }
     return function(prompts=["?"] * len(texts), completions=texts, **columns)
 
 
@@ -75,7 +77,7 @@ def test_a_lost_worker_is_neutral_within_the_group(box, monkeypatch):
 
 
 def test_a_sandbox_that_cannot_start_stops_the_run_with_its_reason(monkeypatch):
-    monkeypatch.setattr(rewards, "_SANDBOX", [])
+    monkeypatch.setattr(rewards, "default_sandbox", default_sandbox.__wrapped__)  # the one of this process is open
     monkeypatch.setattr(module.sys, "platform", "darwin")
     with pytest.raises(RewardError, match="SandboxUnavailable: The sandbox needs Linux"):
         batch(code_reward, [BOTH])
@@ -91,11 +93,11 @@ def test_a_forked_child_opens_a_sandbox_of_its_own():
 
 
 def test_the_function_is_found_in_a_prompt_that_says_more():
-    head = ROW["code_prompt"]
+    head = PROBLEM["code_prompt"]
     for text in (head, f"Complete this:\n```python\n{head}```\nReply with code.", f"Complete this function.\n\n{head}"):
         chat = [{"role": "system", "content": "x"}, {"role": "user", "content": text}]
         assert function_prompt(chat, "double").strip() == head.strip()
-        assert code_reward.score("    return 2 * n", prompt=chat, test=ROW["test"], entry_point="double") == 1.0
+        assert code_reward.score("    return 2 * n", prompt=chat, test=PROBLEM["test"], entry_point="double") == 1.0
     assert function_prompt("other", "double", head) == head
 
 
@@ -141,7 +143,11 @@ def test_code_that_only_parses_is_worth_less_than_a_wrong_function_and_neither_i
 )
 def test_hostile_source_is_parsed_without_harm(text):
     for completion in (text, f"```python\n{text}\n```", f"def double(n):\n    return {text}"):
-        assert syntax_reward.score(completion, entry_point="double", code_prompt=ROW["code_prompt"]) in (0.0, 0.5, 1.0)
+        assert syntax_reward.score(completion, entry_point="double", code_prompt=PROBLEM["code_prompt"]) in (
+            0.0,
+            0.5,
+            1.0,
+        )
 
 
 # --------------------------------------------------------------------------- finding the code
@@ -235,7 +241,7 @@ def test_their_wrong_solutions_show_the_grade_between_nothing_and_right(problems
 
 def test_an_evaluation_set_is_refused_for_training_and_taken_for_measuring(tokenizer, monkeypatch):
     with pytest.raises(loading.DataError, match="is an evaluation set: trained on, it measures nothing"):
-        code_problems.load("openai/openai_humaneval", tokenizer, to_train=True)
+        code_problems.load_problems("openai/openai_humaneval", tokenizer, to_train=True)
     rows = [
         {
             "prompt": "def f(n):\n    '''x'''\n",
@@ -245,8 +251,8 @@ def test_an_evaluation_set_is_refused_for_training_and_taken_for_measuring(token
             "_row": 0,
         }
     ]
-    monkeypatch.setattr(loading, "load_rows", lambda source: loading.Loaded([dict(row) for row in rows]))
-    train, test = code_problems.load("openai/openai_humaneval", tokenizer, to_train=False)
+    monkeypatch.setattr(loading, "load_rows", lambda source: loading.LoadedRows([dict(row) for row in rows]))
+    train, test = code_problems.load_problems("openai/openai_humaneval", tokenizer, to_train=False)
     assert (
         train == []
         and test[0]["code_prompt"] == rows[0]["prompt"]
@@ -258,10 +264,10 @@ def test_a_missing_column_and_an_empty_test_are_named(tokenizer, tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"prompt": "def f(): pass", "entry_point": "f"}\n')
     with pytest.raises(loading.DataError, match="no column 'test'"):
-        code_problems.load(str(path), tokenizer, to_train=True)
+        code_problems.load_problems(str(path), tokenizer, to_train=True)
     path.write_text('{"prompt": "def f(): pass", "entry_point": "f", "test": " "}\n')
     with pytest.raises(loading.DataError, match="Row 0 .* has no text in one of prompt, test, entry_point"):
-        code_problems.load(str(path), tokenizer, to_train=True)
+        code_problems.load_problems(str(path), tokenizer, to_train=True)
 
 
 def test_own_problems_are_split_and_the_unsolvable_ones_named(tokenizer, tmp_path, box):
@@ -276,9 +282,9 @@ def test_own_problems_are_split_and_the_unsolvable_ones_named(tokenizer, tmp_pat
         for i in range(10)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    train, test = code_problems.load(str(path), tokenizer, to_train=True)
+    train, test = code_problems.load_problems(str(path), tokenizer, to_train=True)
     assert (len(train), len(test)) == (8, 2)
-    kept, found = code_problems.solvable(train + test, box)
+    kept, found = code_problems.keep_solvable(train + test, box)
     assert found["entry_point"].tolist() == ["f0"] and "returned -1" in found["why"][0] and len(kept) == 9
     assert code_problems.without_held_out(train, [dict(train[0])]) == train[1:]
     unknown = [
@@ -286,37 +292,42 @@ def test_own_problems_are_split_and_the_unsolvable_ones_named(tokenizer, tmp_pat
         | {"test": "assert f(len) == 1", "entry_point": "f"}
     ]
     with pytest.raises(loading.DataError, match="None of 1 problems is left.*unsupported"):
-        code_problems.solvable(unknown, box)
+        code_problems.keep_solvable(unknown, box)
 
 
 def test_problems_with_too_long_a_prompt_are_left_out(tokenizer):
-    rows = [code_problems.as_chat({**ROW, "prompt": f"def f(n):\n    'It {'x ' * n}'\n"}, True) for n in (1, 300)]
-    assert code_problems.fitting(rows, tokenizer, 200) == rows[:1] and code_problems.fitting([], tokenizer, 5) == []
+    rows = [
+        code_problems.as_chat_row({**PROBLEM, "prompt": f"def f(n):\n    'It {'x ' * n}'\n"}, True) for n in (1, 300)
+    ]
+    assert (
+        code_problems.drop_long_prompts(rows, tokenizer, 200) == rows[:1]
+        and code_problems.drop_long_prompts([], tokenizer, 5) == []
+    )
     with pytest.raises(loading.DataError, match="more than 5 tokens .* raise MAX_SEQ_LENGTH"):
-        code_problems.fitting(rows, tokenizer, 5)
+        code_problems.drop_long_prompts(rows, tokenizer, 5)
 
 
 def test_groups_are_judged_and_compared(tokenizer, box):
-    row = code_problems.as_chat({**ROW, "prompt": ROW["code_prompt"]}, True)
+    row = code_problems.as_chat_row({**PROBLEM, "prompt": PROBLEM["code_prompt"]}, True)
     before = [
         [Sampled(text, 1, True) for text in (BOTH, "prose", "    return 4", BOTH)],
         [Sampled("prose", 1, True)] * 4,
     ]
-    table = code_problems.judge([row, row], before, box)
+    table = code_scores.judge_groups([row, row], before, box)
     assert table["status"].tolist() == ["pass", "no code", "fail", "pass", *["no code"] * 4]
-    assert code_problems.as_groups(table, "passed").tolist() == [[1, 0, 0, 1], [0, 0, 0, 0]]
-    after = code_problems.judge([row, row], [[Sampled(BOTH, 1, True)] * 4] * 2, box)
-    record = code_problems.compare(table, after)
+    assert code_scores.score_matrix(table, "passed").tolist() == [[1, 0, 0, 1], [0, 0, 0, 0]]
+    after = code_scores.judge_groups([row, row], [[Sampled(BOTH, 1, True)] * 4] * 2, box)
+    record = code_scores.compare_pass_at_k(table, after)
     assert record["n"] == 2 and list(record["pass"]) == ["1", "2", "4"]
     assert record["pass"]["1"]["before"]["estimate"] == 0.25 and record["pass"]["4"]["before"]["estimate"] == 0.5
     assert record["pass"]["1"]["difference"] == {"estimate": 0.75, "low": 0.5, "high": 1.0}
-    assert code_problems.summary(record).loc["pass@1", "difference"] == "+75.0 points"
+    assert code_scores.pass_at_k_table(record).loc["pass@1", "difference"] == "+75.0 points"
 
 
 def test_a_completion_that_could_not_be_judged_stops_the_measurement(box):
-    row = code_problems.as_chat({**ROW, "prompt": ROW["code_prompt"], "test": "assert undefined"}, True)
+    row = code_problems.as_chat_row({**PROBLEM, "prompt": PROBLEM["code_prompt"], "test": "assert undefined"}, True)
     with pytest.raises(RuntimeError, match="could not be judged"):
-        code_problems.judge([row], [[Sampled(BOTH, 1, True)]], box)
+        code_scores.judge_groups([row], [[Sampled(BOTH, 1, True)]], box)
 
 
 def test_advantages_are_those_of_grpo():
@@ -325,10 +336,32 @@ def test_advantages_are_those_of_grpo():
 
 
 def test_the_assertion_table_shows_what_held(box):
-    row = code_problems.as_chat({**ROW, "prompt": ROW["code_prompt"]}, True)
-    table = code_problems.assertion_table(row, box.run_tests(**code_problems.job(row, "    return 4\n")))
+    row = code_problems.as_chat_row({**PROBLEM, "prompt": PROBLEM["code_prompt"]}, True)
+    table = code_problems.assertion_table(row, box.run_tests(**code_problems.sandbox_job(row, "    return 4\n")))
     assert (
         isinstance(table, pd.DataFrame)
         and table["holds"].tolist() == [True, False, False]
         and "candidate(2) == 4" in table["assertion"][0]
     )
+
+
+@pytest.mark.parametrize(
+    "text, code",
+    [
+        ("```python\na = 1\n```\nbetter:\n```python\nb = 2\n```", "b = 2\n"),
+        ("```\na = 1\n```\n```\nb = 2\n```", "b = 2\n"),
+        ("```bash\nls\n```\nThen:\n```python\nx = 1\n```", "x = 1\n"),
+        ("```python\na = 1\n```\nprints:\n```\n12\n```", "a = 1\n"),
+        ("```python3\na = 1\n```\nprose\n```python3\nb = 2\n```", "b = 2\n"),
+        ('```python title="a"\na = 1\n```', "a = 1\n"),
+        ("```python\r\na = 1\r\n```", "a = 1\n"),
+        ("```python\nb = 2", "b = 2\n"),
+        ("    return 1", "    return 1"),
+        ("\nclass A:\n    pass", "\nclass A:\n    pass"),
+        ("Sure, I can help.", None),
+        ("import the module and go", None),
+        ("", None),
+    ],
+)
+def test_extract_code_takes_the_last_python_block_or_bare_code(text, code):
+    assert extract_code(text) == code

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from scoring.judge import read_grade
 from rewards import FORMAT, Judge, RewardError, RewardFailure, cached, judge_reward
+from scoring.judge import read_grade
 
 
 def judge(server, **settings):

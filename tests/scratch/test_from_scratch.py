@@ -260,8 +260,8 @@ def test_a_completion_is_found_again_under_its_own_prompt(cells):
         "completion_ids": completions,
         "completion_mask": (completions > 0).long(),
     }
-    watch._free = watch._every_place(tokenizer)
-    assert watch._places(batch).tolist() == [2, 1, 0] and watch.rewards.tolist() == [0, 1, 2]
+    watch._free = watch._all_places(tokenizer)
+    assert watch._find_places(batch).tolist() == [2, 1, 0] and watch.rewards.tolist() == [0, 1, 2]
 
 
 # --------------------------------------------------------------------------- sampling and training

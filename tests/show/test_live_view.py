@@ -6,11 +6,10 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from lab.files import QUIET
+from lab.files import QUIET, append_jsonl
 from lab.read import health
 from lab.show import live_view
-from lab.show.live_view import LiveView, findings_html, samples_html, shown_time
-from lab.train.run_folder import append
+from lab.show.live_view import LiveView, clock, findings_html, samples_html
 
 ILL = health.Finding("kl_high", 9.0, 0.5, "critical", 2, "the policy is 9 nats away", "lower LEARNING_RATE")
 LOGS = {
@@ -37,10 +36,10 @@ def view(tmp_path, monkeypatch):
             "advantage": [1.0, -1.0],
         }
     )
-    run = SimpleNamespace(folder=tmp_path, main=True, record={}, completions=lambda: table)
-    view = LiveView(run, SimpleNamespace(sick=lambda: [ILL]), show_every=2)
+    run = SimpleNamespace(folder=tmp_path, is_main_process=True, record={}, completions=lambda: table)
+    view = LiveView(run, SimpleNamespace(problems=lambda: [ILL]), show_every=2)
     view.trainer, view.shown = SimpleNamespace(reward_func_names=["format_reward"]), []
-    monkeypatch.setattr(view, "_show", lambda name, what: view.shown.append((name, getattr(what, "data", what))))
+    monkeypatch.setattr(view, "_display", lambda name, what: view.shown.append((name, getattr(what, "data", what))))
     return view
 
 
@@ -64,7 +63,7 @@ def test_the_line_says_where_it_is_how_long_it_takes_and_what_matters(view):
 
 def test_a_resumed_run_counts_its_own_steps_for_the_time_and_shows_the_whole_curve(view, tmp_path):
     for step in (1, 2, 3):
-        append(tmp_path / "log.jsonl", {"step": step, **LOGS})
+        append_jsonl(tmp_path / "log.jsonl", {"step": step, **LOGS})
     begin(view, step=3)
     assert len(view.rows) == 3
     view.began = time.monotonic() - 6.0
@@ -79,7 +78,7 @@ def test_a_metric_that_is_not_logged_is_left_out(view):
 def test_each_thing_is_shown_in_its_one_place(view):
     begin(view)
     for step in (1, 2, 3, 4):
-        view.drawn = 0.0
+        view.drawn_at = 0.0
         log(view, step)
     assert {name for name, _ in view.shown} == {"line", "figure", "findings"}
     assert [name for name, _ in view.shown].count("line") == 5
@@ -96,7 +95,7 @@ def test_drawing_waits_until_it_costs_little(view):
 
 def test_what_the_model_writes_is_text_and_never_html(view):
     begin(view)
-    view.drawn = 0.0
+    view.drawn_at = 0.0
     log(view, 2)
     pages = "".join(what for name, what in view.shown if name == "findings")
     assert "&lt;script&gt;" in pages and "<script>" not in pages and "kl_high" in pages
@@ -132,9 +131,9 @@ def test_an_empty_batch_and_a_healthy_run_are_said_not_broken(view):
     view.run.completions = lambda: pd.DataFrame({"group": [], "prompt": [], "completion": [], "advantage": []})
     begin(view)
     log(view, 2)
-    assert "no rule has anything to say" in findings_html([])
+    assert "no warnings" in findings_html([])
 
 
 @pytest.mark.parametrize("seconds, text", [(0.4, "0:00"), (75, "1:15"), (3725, "1:02:05")])
 def test_times_are_written_as_a_clock_does(seconds, text):
-    assert shown_time(seconds) == text
+    assert clock(seconds) == text

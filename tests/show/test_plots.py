@@ -1,9 +1,11 @@
 """The figures of a run and of several: what they draw, what they say instead of drawing, and that nothing lies on anything."""
 
+import json
 import os
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from lab.read import health_rules, run_record
@@ -51,7 +53,7 @@ def log_rows(n=40, evaluate=10, rewards=REWARDS, seed=0, **more):
 
 
 def record(*args, events=(), about=LIMIT, **more):
-    return run_record.from_rows(log_rows(*args, **more), events, about)
+    return run_record.record_from_rows(log_rows(*args, **more), events, about)
 
 
 def without(rows, *columns):
@@ -82,7 +84,7 @@ def eventful():
     rows = edited(
         log_rows(temperature=lambda step: 1.0 if step < 26 else 0.7, **stage, **{"completions/clipped_ratio": 0.3})
     )
-    return run_record.from_rows(rows, [RESUMED, RESUMED, CHANGED], {**LIMIT, "status": "stopped"})
+    return run_record.record_from_rows(rows, [RESUMED, RESUMED, CHANGED], {**LIMIT, "status": "stopped"})
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +97,7 @@ def draw(name, what):
     """One panel, as every figure draws it: its axes, first the left ones."""
     with figure_style.styled():
         figure, axes = figure_style.plt.subplots()
-        training_curves.PANELS[name](axes, what)
+        training_curves.draw_panel(axes, what, name)
     return figure.axes
 
 
@@ -144,13 +146,13 @@ def test_each_panel_draws_the_points_of_the_log_with_title_and_units(name):
 def test_a_metric_that_was_not_logged_is_said_and_not_drawn(name, columns, text):
     rows = log_rows(evaluate=0)
     rows = [{**row, "reward": None} for row in rows] if columns == ["reward"] else without(rows, *columns)
-    (axes,) = draw(name, run_record.from_rows(rows, about=LIMIT))
+    (axes,) = draw(name, run_record.record_from_rows(rows, about=LIMIT))
     assert text in said(axes).replace("\n", " ") and not curves(axes)
 
 
 def test_a_run_with_beta_0_says_that_kl_was_not_measured():
     for about in ({"requested": {"beta": 0.0}}, {}):
-        (axes,) = draw("kl", run_record.from_rows(without(log_rows(), "kl"), about=about))
+        (axes,) = draw("kl", run_record.record_from_rows(without(log_rows(), "kl"), about=about))
         assert said(axes) == "not measured, because beta is 0"
 
 
@@ -180,7 +182,7 @@ def test_each_reward_has_its_weight_in_the_legend_and_a_look_of_its_own():
 
 
 def test_versions_of_a_reward_share_its_colour_and_differ_in_their_dashes():
-    (axes,) = draw("each_reward", run_record.from_rows(edited(log_rows()), [CHANGED]))
+    (axes,) = draw("each_reward", run_record.record_from_rows(edited(log_rows()), [CHANGED]))
     first, second = (
         next(line for line in axes.lines if line.get_label().startswith(f"format_reward{v} ×")) for v in ("", "_v2")
     )
@@ -220,7 +222,7 @@ def test_many_evaluations_are_thinned_and_counted_and_those_of_trl_are_called_sa
     assert len(diamonds(axes)[0].get_xdata()) == 16 and diamonds(axes)[0].get_xdata()[[0, -1]].tolist() == [0, 100]
     assert "(16 of 51 shown)" in said(axes)
     state = [row for row in log_rows(4, evaluate=0)] + [{"step": 4, "eval_rewards/format_reward/mean": 0.9}]
-    (tmp_path / "trainer_state.json").write_text(figure_style.runs.json.dumps({"log_history": state}))
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": state}))
     (axes,) = draw("each_reward", run_record.read_run(tmp_path))
     assert "held out, sampled" in said(axes) and len(diamonds(axes)) == 1
 
@@ -237,9 +239,9 @@ def test_the_signal_has_an_axis_a_unit_and_says_over_what():
         max(line.get_ydata().max() for line in curves(right)) == 100 and left.get_ylim()[0] == right.get_ylim()[0] == 0
     )
     assert curves(left)[0].get_linestyle() != curves(right)[0].get_linestyle()
-    (alone, _) = draw("signal", run_record.from_rows(without(log_rows(), "reward_std")))
+    (alone, _) = draw("signal", run_record.record_from_rows(without(log_rows(), "reward_std")))
     assert not curves(alone)
-    (alone,) = draw("signal", run_record.from_rows(without(log_rows(), "frac")))
+    (alone,) = draw("signal", run_record.record_from_rows(without(log_rows(), "frac")))
     assert "frac_reward_zero_std was not logged" in said(alone)
 
 
@@ -290,9 +292,9 @@ def test_the_parts_of_a_step_add_up_to_it_and_their_seconds_are_said():
         "generating, 1.5 s",
         "whole step",
     ]
-    (axes,) = draw("step_time", run_record.from_rows(without(log_rows(), "time/")))
+    (axes,) = draw("step_time", run_record.record_from_rows(without(log_rows(), "time/")))
     assert not axes.collections and "its parts were not logged" in said(axes)
-    (axes,) = draw("step_time", run_record.from_rows(without(log_rows(), "time/scoring")))
+    (axes,) = draw("step_time", run_record.record_from_rows(without(log_rows(), "time/scoring")))
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [
         "learning, 1.5 s",
         "generating, 1.5 s",
@@ -312,7 +314,7 @@ def test_a_slow_first_step_does_not_press_the_others_down():
 def test_the_loss_says_why_its_level_means_nothing():
     others = {
         "grpo": record(about={"requested": {"loss_type": "grpo"}}),
-        "beta 0": run_record.from_rows(without(log_rows(), "kl")),
+        "beta 0": run_record.record_from_rows(without(log_rows(), "kl")),
     }
     words = {name: said(draw("loss", what)[0]) for name, what in {"dapo": record(), **others}.items()}
     assert (
@@ -330,7 +332,7 @@ def test_a_constant_setting_is_said_to_be_constant():
 
 
 def test_each_event_is_marked_between_the_steps_where_it_happened():
-    assert [(mark.at, mark.said) for mark in event_marks.marks(eventful())] == [
+    assert [(mark.at, mark.text) for mark in event_marks.marks(eventful())] == [
         (10.5, "resumed after step 10 (2 times)"),
         (20.5, "format_reward_v2 from step 21"),
         (25.5, "temperature from step 26: 1→0.7"),
@@ -360,14 +362,14 @@ def test_what_happens_together_is_one_mark_and_what_is_damaged_is_none():
         {"step": 3},
     ]
     (mark,) = event_marks.marks(record(events=events))
-    assert mark.said == "format_reward_v2 from step 21, correctness_reward_v2 from step 21"
+    assert mark.text == "format_reward_v2 from step 21, correctness_reward_v2 from step 21"
 
 
 def test_settings_that_change_at_every_step_are_curves_and_no_marks():
     adaptive = {f"weight/{name}": (lambda step: 0.5 + step / 100) for name in REWARDS}
     what = record(temperature=lambda step: 1 - step / 100, **adaptive)
     assert event_marks.marks(what) == []
-    staged = run_record.from_rows(
+    staged = run_record.record_from_rows(
         log_rows(**adaptive), about={"steering": {"stages": [[0, {}], [20, {"format_reward": 1}]]}}
     )
     assert [mark.at for mark in event_marks.marks(staged)] == [20.5]
@@ -375,7 +377,7 @@ def test_settings_that_change_at_every_step_are_curves_and_no_marks():
 
 def test_a_weight_that_changes_with_an_edit_is_marked_under_the_rewards_name():
     rows = edited(log_rows(**{"weight/format_reward": lambda step: 0.5 if step < 21 else 0.2}))
-    assert [mark.said for mark in event_marks.marks(run_record.from_rows(rows))] == [
+    assert [mark.text for mark in event_marks.marks(run_record.record_from_rows(rows))] == [
         "weights from step 21: format_reward 0.5→0.2"
     ]
 
@@ -409,7 +411,7 @@ FIGURES = {
         )
     ),
     "bare": lambda: training_curves.training_figure(
-        run_record.from_rows([{"step": step, "reward": step} for step in (1, 2)])
+        run_record.record_from_rows([{"step": step, "reward": step} for step in (1, 2)])
     ),
     "live": lambda: training_curves.live_figure(eventful()),
     "compared": lambda: run_comparison.compare_figure(
@@ -471,14 +473,14 @@ def test_the_extremes_of_the_band_survive_the_thinning():
 
 
 def test_the_smoothed_line_does_not_lag_and_a_longer_run_is_smoothed_more():
-    line = figure_style.pd.Series(np.arange(50.0))
+    line = pd.Series(np.arange(50.0))
     assert figure_style.smooth(line).iloc[10:40].tolist() == line.iloc[10:40].tolist()
     assert (figure_style.window_for(2), figure_style.window_for(80), figure_style.window_for(1000)) == (1, 9, 40)
 
 
 def test_logs_of_several_steps_a_row_are_said_to_be_means():
     rows = [row for row in log_rows(evaluate=0) if row["step"] % 10 == 0]
-    assert "means of 10 steps" in training_curves.training_figure(run_record.from_rows(rows)).get_supxlabel()
+    assert "means of 10 steps" in training_curves.training_figure(run_record.record_from_rows(rows)).get_supxlabel()
 
 
 def test_a_dollar_in_a_name_is_no_formula(tmp_path):
@@ -529,7 +531,7 @@ def made(n=40, seed=1, model="small", weights=(1.0, 0.5, 0.5), beta=0.02, reward
         "rewards": {"rewards": known},
     }
     rows = rows or without(log_rows(n, seed=seed, rewards=rewards), "weight/")
-    return run_record.from_rows(rows if beta else without(rows, "kl"), about=about)
+    return run_record.record_from_rows(rows if beta else without(rows, "kl"), about=about)
 
 
 def titles(figure):

@@ -76,7 +76,7 @@ def test_make_run_hands_a_model_to_the_three_notebooks_that_load_one(monkeypatch
     from lab.make import run
 
     asked = []
-    monkeypatch.setattr(run, "run", lambda names, outputs, parameters: asked.append(parameters) or {})
+    monkeypatch.setattr(run, "run_notebooks", lambda names, outputs, parameters: asked.append(parameters) or {})
     monkeypatch.setattr("sys.argv", ["lab.make.run", *more])
     run.main()
     assert asked == [dict.fromkeys(run.ROAD[:3], given) if given else None]
@@ -85,7 +85,7 @@ def test_make_run_hands_a_model_to_the_three_notebooks_that_load_one(monkeypatch
 @pytest.mark.parametrize("beta, kept", [(0.0, False), (0.02, True)])
 def test_a_kl_of_0_that_nobody_measured_is_not_logged(beta, kept):
     """Unsloth's trainer logs a kl at every step, which is 0 where beta is."""
-    logs, run = {"reward": 0.5, "kl": 0.0}, SimpleNamespace(main=False)
+    logs, run = {"reward": 0.5, "kl": 0.0}, SimpleNamespace(is_main_process=False)
     recorder.RunRecorder.on_log(run, SimpleNamespace(beta=beta), None, None, logs=logs)
     assert ("kl" in logs) is kept
 
@@ -116,9 +116,9 @@ def test_held_out_answers_leave_unsloths_model_training_as_it_was(monkeypatch, w
         model=model, model_wrapped=model, accelerator=None, args=SimpleNamespace(gradient_checkpointing=True)
     )
     monkeypatch.setattr(trl.models, "unwrap_model_for_generation", lambda *args: contextlib.nullcontext(model))
-    monkeypatch.setattr(recorder, "sample", lambda *args, **more: model.train(False) or ["answers"])
+    monkeypatch.setattr(callbacks, "sample", lambda *args, **more: model.train(False) or ["answers"])
     part = SimpleNamespace(trainer=trainer, tokenizer=None, rows=[], max_new_tokens=8, batch_size=4)
-    assert callbacks.HeldOut._answers(part) == ["answers"]
+    assert callbacks.HeldOut._answer(part) == ["answers"]
     assert model.training is was_training and model.calls == calls
 
 

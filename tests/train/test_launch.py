@@ -72,7 +72,7 @@ def test_values_are_python_or_else_text(text, value):
 
 
 def test_sharded_weights_take_the_plain_road():
-    assert launch.PLAIN["BACKEND"] == "trl" and set(launch.SHARDED) < set(NAMES)
+    assert set(launch.SHARDED) < set(NAMES) and all(given["BACKEND"] == "trl" for given in launch.SHARDED.values())
 
 
 @pytest.mark.parametrize("name", NAMES)

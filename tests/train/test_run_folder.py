@@ -10,8 +10,10 @@ import psutil
 import pytest
 
 from lab.files import write_json
-from lab.train import run_folder
-from lab.train.run_folder import append, last_checkpoint, open_folder, rewind, rows_of, seal, write_table
+from lab.train import process, run_folder
+from lab.files import write_parquet
+from lab.files import append_jsonl, read_jsonl
+from lab.train.run_folder import last_checkpoint, open_folder, rewind, seal
 
 
 def about(**changes):
@@ -43,19 +45,19 @@ def checkpoint(folder, step):
 def make_run(folder, steps=5, at=(2, 4), status="failed", **changes):
     """A run's folder as training leaves it when it ends after `steps` steps."""
     for step in range(1, steps + 1):
-        write_table(pd.DataFrame({"step": [step]}), folder / f"completions/completions_{step:05d}.parquet")
-        append(folder / "log.jsonl", {"step": step, "reward": step / 10})
-        append(folder / "events.jsonl", {"step": step, "kind": "health"})
-        append(folder / "printed.jsonl", {"step": step, "text": "scoring"})
-    write_table(pd.DataFrame({"step": [steps]}), folder / f"held_out/held_out_{steps:05d}.parquet")
+        write_parquet(pd.DataFrame({"step": [step]}), folder / f"completions/completions_{step:05d}.parquet")
+        append_jsonl(folder / "log.jsonl", {"step": step, "reward": step / 10})
+        append_jsonl(folder / "events.jsonl", {"step": step, "kind": "health"})
+        append_jsonl(folder / "printed.jsonl", {"step": step, "text": "scoring"})
+    write_parquet(pd.DataFrame({"step": [steps]}), folder / f"held_out/held_out_{steps:05d}.parquet")
     for step in at:
         checkpoint(folder, step)
-    write_json(folder / "run.json", {"status": status, **about(**changes), "process": run_folder.this_process()})
+    write_json(folder / "run.json", {"status": status, **about(**changes), "process": process.this_process()})
     return folder
 
 
 def steps_in(folder):
-    return [row["step"] for row in rows_of(folder / "log.jsonl")]
+    return [row["step"] for row in read_jsonl(folder / "log.jsonl")]
 
 
 # --------------------------------------------------------------------------- files
@@ -63,16 +65,16 @@ def steps_in(folder):
 
 def test_a_line_cut_in_two_is_skipped_and_the_next_one_stands_alone(tmp_path):
     path = tmp_path / "log.jsonl"
-    append(path, {"step": 1})
+    append_jsonl(path, {"step": 1})
     with path.open("a") as sink:
         sink.write('{"step": 2, "rew')
-    append(path, {"step": 3, "text": "é\ud800"})
-    assert [row["step"] for row in rows_of(path)] == [1, 3]
+    append_jsonl(path, {"step": 3, "text": "é\ud800"})
+    assert [row["step"] for row in read_jsonl(path)] == [1, 3]
 
 
 def test_a_table_is_there_whole_or_not_at_all(tmp_path):
     with pytest.raises(Exception, match=".*"):
-        write_table(pd.DataFrame({"a": [1, "x", object()]}), tmp_path / "a.parquet")
+        write_parquet(pd.DataFrame({"a": [1, "x", object()]}), tmp_path / "a.parquet")
     assert not list(tmp_path.iterdir())
 
 
@@ -100,7 +102,7 @@ def test_rewinding_keeps_what_counts_and_loses_nothing_of_the_rest(tmp_path):
     assert (
         steps_in(run) == [1, 2, 3, 4] and len(list(run.glob("completions/*"))) == 4 and not list(run.glob("held_out/*"))
     )
-    assert [[row["step"] for row in rows_of(run / name)] for name in ("events.jsonl", "printed.jsonl")] == [
+    assert [[row["step"] for row in read_jsonl(run / name)] for name in ("events.jsonl", "printed.jsonl")] == [
         [1, 2, 3, 4]
     ] * 2
     (gone,) = (run / "discarded").iterdir()
@@ -194,7 +196,7 @@ def test_a_second_process_is_refused_while_the_first_one_trains(tmp_path):
         {
             **record,
             "process": {
-                **run_folder.this_process(),
+                **process.this_process(),
                 "pid": other.pid,
                 "began": psutil.Process(other.pid).create_time(),
             },
@@ -207,7 +209,7 @@ def test_a_second_process_is_refused_while_the_first_one_trains(tmp_path):
     finally:
         other.kill()
         other.wait()
-    assert run_folder.how_it_stands(run)["status"] == "killed", "a process that is gone leaves a killed run"
+    assert run_folder.current_record(run)["status"] == "killed", "a process that is gone leaves a killed run"
     assert open_folder(run, about(), say=str).name == "checkpoint-4"
 
 
@@ -215,7 +217,7 @@ def test_another_process_with_the_same_number_is_not_taken_for_the_one_that_trai
     run = make_run(tmp_path / "run", status="training")
     record = json.loads((run / "run.json").read_text())
     write_json(run / "run.json", {**record, "process": {**record["process"], "pid": os.getppid(), "began": 1.0}})
-    assert run_folder.how_it_stands(run)["status"] == "killed"
+    assert run_folder.current_record(run)["status"] == "killed"
 
 
 def test_a_run_of_a_machine_that_is_gone_goes_on_when_it_has_been_silent_for_long(tmp_path):
@@ -233,8 +235,8 @@ def test_the_last_words_of_another_process_are_the_reason(tmp_path):
     run = make_run(tmp_path / "run", status="training")
     record = json.loads((run / "run.json").read_text())
     write_json(run / "run.json", {**record, "process": {**record["process"], "began": 1.0}})
-    append(run / "failed-1.json", {"reason": "RewardError: bug", "process": 1})
-    assert run_folder.how_it_stands(run)["reason"] == "RewardError: bug"
+    append_jsonl(run / "failed-1.json", {"reason": "RewardError: bug", "process": 1})
+    assert run_folder.current_record(run)["reason"] == "RewardError: bug"
     open_folder(run, about(), say=str)
     assert not list(run.glob("failed-*"))
 
@@ -248,5 +250,5 @@ def test_with_an_annealed_temperature_more_steps_are_another_run(tmp_path):
 
 
 def test_a_line_separator_within_a_text_cuts_no_row(tmp_path):
-    append(tmp_path / "log.jsonl", {"step": 1, "text": "a\u2028b\x85c"})
-    assert rows_of(tmp_path / "log.jsonl") == [{"step": 1, "text": "a\u2028b\x85c"}]
+    append_jsonl(tmp_path / "log.jsonl", {"step": 1, "text": "a\u2028b\x85c"})
+    assert read_jsonl(tmp_path / "log.jsonl") == [{"step": 1, "text": "a\u2028b\x85c"}]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lab.model.prompts import prefilled
+from lab.model.prompts import begin_answer
 from lab.train import trl_internals
 from lab.train.steering import RewardWeights, TemperatureAnnealing
 from rewards import assistant_prefix, correctness_reward, format_reward, soft_format_reward
@@ -35,9 +35,6 @@ class FakeTrainer:
         self._step += 1
         self.part.on_log(self.args, state, None, logs=logs)
         return used
-
-
-# --------------------------------------------------------------------------- temperature
 
 
 def test_annealing_goes_in_a_straight_line_from_the_first_to_the_last_step():
@@ -73,9 +70,6 @@ def test_a_batch_that_begins_between_two_optimizer_steps_gets_its_own_temperatur
 def test_a_greedy_temperature_is_refused(start, end):
     with pytest.raises(ValueError, match="above 0"):
         TemperatureAnnealing(start, end)
-
-
-# --------------------------------------------------------------------------- weights
 
 
 def test_constant_weights_stay_and_are_in_the_log():
@@ -146,9 +140,6 @@ def test_an_impossible_stage_is_refused_before_training(stages, why):
         RewardWeights(WEIGHTS, stages=stages)
 
 
-# --------------------------------------------------------------------------- on a real trainer
-
-
 @pytest.fixture(scope="module")
 def make_trainer(tokenizer, tmp_path_factory):
     """A function that makes a small GRPOTrainer of the starter policy on given prompts."""
@@ -164,7 +155,7 @@ def make_trainer(tokenizer, tmp_path_factory):
             {"role": "system", "content": "S"},
             {"role": "user", "content": "Tom has 3 pens and buys 4. How many?"},
         ]
-        rows = [{"prompt": prefilled(prompt, prefill), "answer": "7"}] * 8
+        rows = [{"prompt": begin_answer(prompt, prefill), "answer": "7"}] * 8
         settings = dict(
             output_dir=str(tmp_path_factory.mktemp("run")),
             per_device_train_batch_size=4,
@@ -260,7 +251,7 @@ def test_prompts_that_are_not_prefilled_are_left_to_trl_and_a_mixture_is_refused
     trl_internals.continue_prefilled(trainer)
     assert trainer._tokenize_prompts(chat)[0] == before
     with pytest.raises(ValueError, match="prefill all of them or none"):
-        trainer._tokenize_prompts([*chat, prefilled(chat[0], "<think>")])
+        trainer._tokenize_prompts([*chat, begin_answer(chat[0], "<think>")])
 
 
 def test_weights_reach_the_advantages(make_trainer):

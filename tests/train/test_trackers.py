@@ -47,7 +47,7 @@ def test_a_name_that_nobody_knows_is_refused_before_anything_is_loaded(installed
 )
 def test_the_trackers_asked_for(installed, asked, found):
     installed.add("wandb")
-    assert trackers.asked_for(asked) == found and not list(trackers.not_installed(asked))
+    assert trackers.tracker_names(asked) == found and not list(trackers.tracker_problems(asked))
 
 
 def arguments(*report_to):
@@ -58,23 +58,23 @@ def arguments(*report_to):
 
 def test_each_run_has_its_own_name_and_place_and_stays_on_this_machine(installed, tmp_path):
     given = arguments("tensorboard", "wandb")
-    shown = trackers.prepare(given, tmp_path / "trackers", "grpo-1")
+    shown = trackers.prepare_trackers(given, tmp_path / "trackers", "grpo-1")
     assert os.environ["TENSORBOARD_LOGGING_DIR"] == str(tmp_path / "trackers/tensorboard/grpo-1")
     assert os.environ["WANDB_MODE"] == "offline" and (tmp_path / "trackers/wandb").is_dir()
     assert given.run_name == "grpo-1" and given.project == "grpo" and given.trackio_static_space_id is False
     assert [line.split()[0] for line in shown] == ["tensorboard", "wandb"]
-    trackers.prepare(given, tmp_path / "trackers", "grpo-2")
+    trackers.prepare_trackers(given, tmp_path / "trackers", "grpo-2")
     assert os.environ["TENSORBOARD_LOGGING_DIR"].endswith("grpo-2"), "a second run in the same kernel"
 
 
 def test_what_the_reader_has_set_stays(installed, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "mine")
-    trackers.prepare(arguments("tensorboard", "wandb"), tmp_path, "grpo-1")
+    trackers.prepare_trackers(arguments("tensorboard", "wandb"), tmp_path, "grpo-1")
     assert os.environ["WANDB_MODE"] == "online" and os.environ["TENSORBOARD_LOGGING_DIR"] == "mine"
 
 
 def test_without_a_tracker_nothing_changes(installed, tmp_path):
     given, before = arguments(), dict(os.environ)
-    assert trackers.prepare(given, tmp_path, "grpo-1") == [] and given.run_name is None
+    assert trackers.prepare_trackers(given, tmp_path, "grpo-1") == [] and given.run_name is None
     assert dict(os.environ) == before and not list(tmp_path.iterdir())

@@ -16,11 +16,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lab.data import dataset
+from lab.data import columns
 from lab.model import policy
-from lab.train import process, recorder, run_folder, steering
+from lab.train import process, recorder, run_folder, stateful_callback
 from lab.train.recorder import TrainingError
-from lab.train.run_folder import rows_of
+from lab.files import read_jsonl
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tests.train import training_child
@@ -51,7 +51,7 @@ def curve(run):
     """The log without what depends on the clock."""
     return [
         {k: v for k, v in row.items() if not k.startswith(CLOCK)}
-        for row in rows_of(run / "log.jsonl")
+        for row in read_jsonl(run / "log.jsonl")
         if len(row) > 2 and "train_runtime" not in row
     ]
 
@@ -118,7 +118,7 @@ def test_a_run_leaves_all_that_is_needed_to_know_what_happened(whole):
 
 
 def test_the_log_has_what_we_steer_and_measure(whole):
-    rows = [row for row in rows_of(whole / "log.jsonl") if "reward" in row]
+    rows = [row for row in read_jsonl(whole / "log.jsonl") if "reward" in row]
     assert [rows[0]["temperature"], rows[-1]["temperature"]] == pytest.approx([1.2, 0.8])
     assert rows[-1]["weight/own_reward"] > 0.5, "adaptive: few digits, more weight"
     for row in rows:
@@ -127,7 +127,7 @@ def test_the_log_has_what_we_steer_and_measure(whole):
 
 
 def talkative(prompts, completions, completion_ids, log_extra, log_metric, **columns):
-    print(f"scoring {len(completions)}\x00", "x" * 2 * process.PRINTED)
+    print(f"scoring {len(completions)}\x00", "x" * 2 * process.MOST_PRINTED)
     log_extra("words", [str(completion[0]["content"].split()[:2]) for completion in completions])
     for taken in ("advantage", "step", "group"):
         log_extra(taken, ["not theirs"] * len(completions))
@@ -141,9 +141,9 @@ def test_what_a_reward_prints_and_logs_is_kept_by_step_and_still_shown(tmp_path,
     run = training_child.train(
         training_child.prepare(tmp_path), functions=[talkative], reward_weights=[1.0], max_steps=2, held_out=0
     )
-    printed = rows_of(run.folder / "printed.jsonl")
+    printed = read_jsonl(run.folder / "printed.jsonl")
     assert [row["step"] for row in printed] == [1, 2] and printed[0]["text"].startswith("scoring 8\x00 xxx")
-    assert len(printed[0]["text"]) < process.PRINTED + 50 and printed[0]["text"].endswith("characters more")
+    assert len(printed[0]["text"]) < process.MOST_PRINTED + 50 and printed[0]["text"].endswith("characters more")
     assert capsys.readouterr().out.count("scoring 8") == 2, "kept, and passed on"
     table = pd.read_parquet(run.folder / "completions/completions_00002.parquet")
     assert (
@@ -153,7 +153,9 @@ def test_what_a_reward_prints_and_logs_is_kept_by_step_and_still_shown(tmp_path,
     )
     assert table["odd"].tolist()[:2] == ["1", "x"] and table["odd"][3] == str(10**30)
     assert all(
-        row["longest"] == row["completions/max_length"] for row in rows_of(run.folder / "log.jsonl") if "reward" in row
+        row["longest"] == row["completions/max_length"]
+        for row in read_jsonl(run.folder / "log.jsonl")
+        if "reward" in row
     )
 
 
@@ -162,17 +164,21 @@ def test_columns_of_the_data_set_are_kept_short_and_as_plain_values():
         {"prompt": "p", "answer": 3, "text": "y" * 5000, "tests": [{"in": 1}], "none": None},
         {"prompt": "p", "answer": 4},
     ]
-    assert dataset.of_one_kind([True, 2, None]) == [1.0, 2.0, None] and dataset.of_one_kind([2**70, 1]) == [
+    assert columns.as_one_type([True, 2, None]) == [1.0, 2.0, None] and columns.as_one_type([2**70, 1]) == [
         float(2**70),
         1.0,
     ]
-    kept = dataset.data_columns(rows)
+    kept = columns.data_columns(rows)
     assert (
         kept["data/answer"] == [3, 4]
         and kept["data/tests"] == ['[{"in": 1}]', None]
         and kept["data/none"] == [None, None]
     )
-    assert len(kept["data/text"][0]) == dataset.SHORT and "data/prompt" not in kept and dataset.data_columns([]) == {}
+    assert (
+        len(kept["data/text"][0]) == columns.MAX_CHARACTERS
+        and "data/prompt" not in kept
+        and columns.data_columns([]) == {}
+    )
 
 
 def test_an_evaluation_leaves_the_training_completions_and_the_steps_after_it_alone(whole, tmp_path):
@@ -221,7 +227,7 @@ def test_killed_at_random_moments_a_run_ends_up_the_same_to_the_last_bit(whole, 
 
 
 def steps_logged(run):
-    return sum("reward" in row for row in rows_of(run / "log.jsonl"))
+    return sum("reward" in row for row in read_jsonl(run / "log.jsonl"))
 
 
 def is_training(run, pid):
@@ -236,18 +242,18 @@ def readable(run):
     """What stands after a kill can be read, and each row has its completions; returns the steps that are there."""
     if not (run / "run.json").exists():
         return 0
-    rows = [row["step"] for row in rows_of(run / "log.jsonl") if "reward" in row]
+    rows = [row["step"] for row in read_jsonl(run / "log.jsonl") if "reward" in row]
     there = {
         run_folder.step_of(path) for path in (run / "completions").glob("*.parquet") if len(pd.read_parquet(path)) == 8
     }
-    assert set(rows) <= there and run_folder.how_it_stands(run)["status"] == "killed"
+    assert set(rows) <= there and run_folder.current_record(run)["status"] == "killed"
     return len(rows)
 
 
 # --------------------------------------------------------------------------- stopped
 
 
-class After(steering.RunPart):
+class After(stateful_callback.StatefulCallback):
     """Does something when a step has ended, or in the middle of one."""
 
     def __init__(self, step, what, when="on_log"):
@@ -318,7 +324,7 @@ def test_a_second_ctrl_c_ends_it_in_the_middle_of_the_step_and_nothing_is_lost(w
         training_child.train(folder, lambda run: [After(3, twice, "on_pre_optimizer_step")])
     with pytest.raises(KeyboardInterrupt):
         training_child.train(folder, lambda run: [After(5, twice, "on_step_begin")])
-    assert run_folder.how_it_stands(folder / "run")["status"] == "interrupted"
+    assert run_folder.current_record(folder / "run")["status"] == "interrupted"
     assert run_folder.last_checkpoint(folder / "run").name == "checkpoint-5", "the state before the step was saved"
     child = start(folder, folder / "out.txt")
     child.join()
@@ -337,7 +343,7 @@ def test_a_reward_that_raises_ends_the_run_clearly_with_the_steps_before_it_save
         training_child.train(folder, lambda run: [After(3, lambda _: (tmp_path / "now").write_text(""))])
     record = json.loads((run / "run.json").read_text())
     assert record["status"] == "failed" and "own_reward" in record["reason"] and record["steps"] == 3
-    assert rows_of(run / "printed.jsonl") == [{"step": 4, "text": "last words\n"}], "of the step that failed too"
+    assert read_jsonl(run / "printed.jsonl") == [{"step": 4, "text": "last words\n"}], "of the step that failed too"
     (tmp_path / "now").unlink()
     child = start(folder, folder / "out.txt")
     child.join()

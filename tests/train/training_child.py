@@ -107,7 +107,7 @@ def train(folder, parts=lambda run: [], functions=None, held_out=4, **changes):
     monitor = callbacks.HealthMonitor(run, ["correctness_reward"])
     run.attach(
         trainer,
-        live_rewards.LiveRewards(folder, run.folder, run.event) if functions is None else None,
+        live_rewards.LiveRewards(folder, run.folder, run.add_event) if functions is None else None,
         steering.TemperatureAnnealing(1.2, 0.8),
         steering.RewardWeights(WEIGHTS, adaptive=True),
         callbacks.AdapterCheck(run),

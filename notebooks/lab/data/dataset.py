@@ -1,4 +1,4 @@
-"""From rows of anybody's making to the data set that GRPO trains on: load, check, chat, split."""
+"""From anybody's rows to the data set that GRPO trains on: check, split, deduplicate, make prompts, save."""
 
 from __future__ import annotations
 
@@ -8,50 +8,21 @@ import re
 import shutil
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.data.loading import CASTS, DataError, Loaded, cast
+from lab.data.loading import CASTS, DataError, LoadedRows, cast_row
 from lab.files import Row, read_json, relative, write_json, write_text
-from lab.model.prompts import build_prompt, fold_system, render, supports_system_role
+from lab.model.prompts import Shot, build_prompt, prompt_ids, supports_system_role
 from rewards import FORMAT, SYSTEM_PROMPT, extract_gsm8k_answer
 
 RESERVED = ("prompt", "completion", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
 
-def check_columns(rows: list[Row], wanted: Iterable[str], schema: dict[str, str]) -> None:
-    """Raises DataError for columns that no row has, and for types that do not exist."""
-    there = {name for row in rows for name in row} - {"_row"}
-    missing = [name for name in (*wanted, *schema) if name not in there]
-    if missing:
-        hint = (
-            " A CSV needs commas between its values." if any(mark in name for name in there for mark in ";\t") else ""
-        )
-        raise DataError(
-            f"There is no column {', '.join(map(repr, missing))}; the columns are: {', '.join(sorted(there))}.{hint}"
-        )
-    unknown = [kind for kind in schema.values() if kind not in CASTS]
-    if unknown:
-        raise DataError(f"The schema names the type {unknown[0]!r}; the types are: {', '.join(CASTS)}.")
-
-
-def normalise(text: str) -> str:
-    """Text for finding duplicates: case, punctuation and spacing do not count, numbers and symbols do."""
-    text = unicodedata.normalize("NFKC", text).casefold()
-    text = re.sub(r"(?<=\d),(?=\d{3})", "", text)
-    return " ".join(re.findall(r"\d+(?:\.\d+)?|\w+|[^\w\s.,;:?!\"'()]", text))
-
-
-def gold_answer(value: Any) -> str:
-    """The final answer in a row's answer column: what follows `####` if it is a GSM8K solution."""
-    text = "" if value is None else str(value).strip()
-    return (extract_gsm8k_answer(text) or "") if "####" in text else text
-
-
 @dataclass
-class Prepared:
+class PreparedDataset:
     """The finished rows of both splits, what was rejected and why, and figures about it."""
 
     train: list[Row]
@@ -60,8 +31,8 @@ class Prepared:
     report: dict[str, Any]
 
 
-def prepare(
-    loaded: Loaded,
+def prepare_dataset(
+    loaded: LoadedRows,
     tokenizer: Any,
     *,
     question_column: str = "question",
@@ -72,7 +43,7 @@ def prepare(
     max_prompt_tokens: int = 0,
     test_share: float = 0.1,
     seed: int = 0,
-) -> Prepared:
+) -> PreparedDataset:
     """Checked, deduplicated rows as `prompt` (chat messages) and `answer`, split into train and test.
 
     A row is rejected, with its reason, where it cannot be cast, has no question or answer, repeats
@@ -80,34 +51,34 @@ def prepare(
 
     Args:
         schema: type of each column that is to be cast from text: str, int, float, bool or list.
-        n_shots: examples shown in every prompt; taken from the training side and left out of it.
+        n_shots: worked examples in every prompt; taken from the training side and left out of it.
         max_prompt_tokens: 0 for what follows from the lengths (`length_limit`).
         test_share: share held out where the rows have no `split` column of their own.
+
+    Raises:
+        DataError: for a missing column, an unknown type, too few worked examples, and where no row is left.
     """
     schema = schema or {}
     check_columns(loaded.rows, (question_column, answer_column), schema)
     rejected = list(loaded.unreadable)
 
     def reject(row: Row, reason: str) -> None:
-        rejected.append(
-            {"row": row["_row"], "reason": reason, "raw": {k: v for k, v in row.items() if not k.startswith("_")}}
-        )
+        raw = {name: value for name, value in row.items() if not name.startswith("_")}
+        rejected.append({"row": row["_row"], "reason": reason, "raw": raw})
 
     kept: list[Row] = []
     for row in loaded.rows:
         try:
-            kept.append(checked(row, schema, question_column, answer_column))
+            kept.append(check_row(row, schema, question_column, answer_column))
         except ValueError as error:
             reject(row, str(error))
 
-    train, test = split(kept, test_share, seed)
-    train, test = deduplicate(train, test, reject)
+    train, test = deduplicate(*split_rows(kept, test_share, seed), reject)
     train, shots = take_shots(train, n_shots, seed)
     has_system = supports_system_role(tokenizer)
     for row in (*train, *test):
-        messages = build_prompt(row["question"], shots, system_prompt)
-        row["_prompt"] = messages if has_system else fold_system(messages)
-        row["_tokens"] = len(tokenizer(render(tokenizer, row["_prompt"]), add_special_tokens=False)["input_ids"])
+        row["_prompt"] = build_prompt(row["question"], shots, system_prompt, has_system)
+        row["_tokens"] = len(prompt_ids(tokenizer, row["_prompt"]))
     lengths = [row["_tokens"] for row in (*train, *test)]
     limit = max_prompt_tokens or length_limit(lengths)
     for row in (*train, *test):
@@ -119,13 +90,9 @@ def prepare(
             f"{len(train)} rows are left to train on and {len(test)} to test on, of {len(loaded.rows)}: "
             f"the commonest reasons are {Counter(row['reason'][:60] for row in rejected).most_common(3)}."
         )
+    read = len(loaded.rows) + len(loaded.unreadable)
     report = {
-        "rows": {
-            "read": len(loaded.rows) + len(loaded.unreadable),
-            "train": len(train),
-            "test": len(test),
-            "rejected": len(rejected),
-        },
+        "rows": {"read": read, "train": len(train), "test": len(test), "rejected": len(rejected)},
         "rejected": dict(Counter(re.sub(r"\d+", "N", row["reason"].split(":")[0]) for row in rejected).most_common()),
         "max_prompt_tokens": limit,
         "longest_prompt_tokens": max(row["_tokens"] for row in (*train, *test)),
@@ -133,45 +100,66 @@ def prepare(
         "system_role": has_system,
         "format": repr(FORMAT),
         "shots": n_shots,
-        "preamble": build_prompt("", shots, system_prompt)[
-            :-1
-        ],  # what stands before every question, and is served with the model
+        # stands before every question, and travels with the exported model
+        "preamble": build_prompt("", shots, system_prompt)[:-1],
         "seed": seed,
     }
-    return Prepared([finished(row) for row in train], [finished(row) for row in test], rejected, report)
+    return PreparedDataset([output_row(row) for row in train], [output_row(row) for row in test], rejected, report)
 
 
-def checked(row: Row, schema: dict[str, str], question_column: str, answer_column: str) -> Row:
+def check_columns(rows: list[Row], columns: Iterable[str], schema: dict[str, str]) -> None:
+    """Raises DataError for columns that no row has, and for types that do not exist."""
+    there = {name for row in rows for name in row} - {"_row"}
+    missing = [name for name in (*columns, *schema) if name not in there]
+    if missing:
+        semicolons = any(mark in name for name in there for mark in ";\t")
+        raise DataError(
+            f"There is no column {', '.join(map(repr, missing))}; the columns are: {', '.join(sorted(there))}."
+            + " A CSV needs commas between its values." * semicolons
+        )
+    unknown = [kind for kind in schema.values() if kind not in CASTS]
+    if unknown:
+        raise DataError(f"The schema names the type {unknown[0]!r}; the types are: {', '.join(CASTS)}.")
+
+
+def check_row(row: Row, schema: dict[str, str], question_column: str, answer_column: str) -> Row:
     """The row with its types, a `question`, an `answer`, and a GSM8K answer's working as `solution`.
 
     Raises ValueError with the reason.
     """
-    row = cast(row, schema)
+    row = cast_row(row, schema)
     question, answer = row.get(question_column), gold_answer(row.get(answer_column))
+    texts = [value for value in row.values() if isinstance(value, str)]
     if not isinstance(question, str) or not question.strip():
         raise ValueError("the question is missing or empty")
     if not answer:
         raise ValueError("the answer is missing or empty")
-    if any("\ud800" <= char <= "\udfff" for value in row.values() if isinstance(value, str) for char in value):
+    if any("\ud800" <= char <= "\udfff" for text in texts for char in text):
         raise ValueError("a text has half a surrogate pair: it is not valid Unicode")
     if answer.casefold() in ("nan", "n/a", "none", "null"):
         raise ValueError(f"the answer is {answer!r}: that is no answer")
-    if any("\ufffd" in value for value in row.values() if isinstance(value, str)):
+    if any("\ufffd" in text for text in texts):
         raise ValueError("a text is not valid UTF-8: save the file again in UTF-8")
-    raw = str(row[answer_column])
-    worked = {"solution": raw.rpartition("####")[0].strip()} if "####" in raw and "solution" not in row else {}
-    return {**row, **worked, "question": question.strip(), "answer": answer}
+    working, marker, _ = str(row[answer_column]).rpartition("####")
+    solution = {"solution": working.strip()} if marker and "solution" not in row else {}
+    return {**row, **solution, "question": question.strip(), "answer": answer}
 
 
-def split(rows: list[Row], test_share: float, seed: int) -> tuple[list[Row], list[Row]]:
-    """By the rows' own `split` column where it names a test side, else at random with the seed."""
-    named = [str(row.get("split", "")).casefold() in ("test", "validation", "val", "eval") for row in rows]
-    if not any(named):
+def gold_answer(value: Any) -> str:
+    """The final answer in a row's answer column: what follows `####` if it is a GSM8K solution."""
+    text = "" if value is None else str(value).strip()
+    return (extract_gsm8k_answer(text) or "") if "####" in text else text
+
+
+def split_rows(rows: list[Row], test_share: float, seed: int) -> tuple[list[Row], list[Row]]:
+    """(train, test): by the rows' own `split` column where it names a test side, else at random with the seed."""
+    is_test = [str(row.get("split", "")).casefold() in ("test", "validation", "val", "eval") for row in rows]
+    if not any(is_test):
         order = list(range(len(rows)))
         random.Random(seed).shuffle(order)
         held_out = set(order[: max(1, round(test_share * len(rows)))])
-        named = [i in held_out for i in range(len(rows))]
-    return [r for r, out in zip(rows, named) if not out], [r for r, out in zip(rows, named) if out]
+        is_test = [i in held_out for i in range(len(rows))]
+    return [row for row, out in zip(rows, is_test) if not out], [row for row, out in zip(rows, is_test) if out]
 
 
 def deduplicate(train: list[Row], test: list[Row], reject: Callable[[Row, str], None]) -> tuple[list[Row], list[Row]]:
@@ -189,8 +177,15 @@ def deduplicate(train: list[Row], test: list[Row], reject: Callable[[Row, str], 
     return kept["train"], kept["test"]
 
 
-def take_shots(train: list[Row], n_shots: int, seed: int) -> tuple[list[Row], list[tuple[str, str, str]]]:
-    """Few-shot examples with a worked solution, and the training rows without them."""
+def normalise(text: str) -> str:
+    """Text for finding duplicates: case, punctuation and spacing do not count, numbers and symbols do."""
+    text = unicodedata.normalize("NFKC", text).casefold()
+    text = re.sub(r"(?<=\d),(?=\d{3})", "", text)
+    return " ".join(re.findall(r"\d+(?:\.\d+)?|\w+|[^\w\s.,;:?!\"'()]", text))
+
+
+def take_shots(train: list[Row], n_shots: int, seed: int) -> tuple[list[Row], list[Shot]]:
+    """The training rows without the worked examples, and those."""
     if not n_shots:
         return train, []
     worked = [row for row in train if isinstance(row.get("solution"), str) and row["solution"].strip()]
@@ -213,17 +208,18 @@ def length_limit(lengths: list[int], generous: int = 512) -> int:
     return -(-longest // 16) * 16
 
 
-def finished(row: Row) -> Row:
+def output_row(row: Row) -> Row:
     """The row as it is saved: prompt, answer, and the other columns under names that TRL leaves alone."""
-    own = {k: v for k, v in row.items() if not k.startswith("_") and k not in ("answer", "split")}
-    renamed = {f"{k}_" if k in RESERVED else k: v for k, v in own.items()}
+    own = {name: value for name, value in row.items() if not name.startswith("_") and name not in ("answer", "split")}
+    renamed = {f"{name}_" if name in RESERVED else name: value for name, value in own.items()}
     return {"prompt": row["_prompt"], "answer": row["answer"], **renamed}
 
 
-def save(prepared: Prepared, folder: Path) -> Path:
+def save_dataset(prepared: PreparedDataset, folder: Path) -> Path:
     """Writes `train/`, `test/`, `report.json` and `rejected.jsonl` into the folder, all or nothing.
 
-    Raises DataError where a column holds values of different types.
+    Raises:
+        DataError: where a column holds values of different types.
     """
     import pyarrow
     from datasets import Dataset
@@ -248,7 +244,8 @@ def save(prepared: Prepared, folder: Path) -> Path:
 def load_split(folder: Path, name: str) -> Any:
     """The `train` or `test` data set that notebook 01 saved under `folder/dataset`.
 
-    Raises DataError where its prompts ask for another format than rewards.py now expects.
+    Raises:
+        DataError: where its prompts ask for another format than rewards.py now expects.
     """
     from datasets import load_from_disk
 
@@ -259,33 +256,3 @@ def load_split(folder: Path, name: str) -> Any:
             "run notebook 01_prepare_data again."
         )
     return load_from_disk(str(folder / "dataset" / name))
-
-
-def data_columns(rows: Sequence[Row]) -> dict[str, list]:
-    """The data set's columns of a batch as `data/…`, without the prompt; what is no number or short text as short JSON."""
-    names = [name for name in rows[0] if name != "prompt"] if rows else []
-    return {f"data/{name}": of_one_kind([short(row.get(name)) for row in rows]) for name in names}
-
-
-def of_one_kind(values: Sequence) -> list:
-    """Values as one column of a Parquet file can hold them: numbers, truths or texts; mixed with texts, all are texts."""
-    values = [value.item() if getattr(value, "ndim", None) == 0 else value for value in values]  # of numpy or torch
-    values = [value if isinstance(value, str | bool | int | float | None) else short(value) for value in values]
-    kinds = {type(value) for value in values if value is not None}
-    if not kinds & {str, bool} and all(value is None or abs(value) < 2**63 or value != value for value in values):
-        return values
-    if len(kinds) <= 1 and kinds & {str, bool}:
-        return values
-    if kinds <= {bool, int, float}:
-        return [None if value is None else float(value) for value in values]
-    return [None if value is None else str(value) for value in values]
-
-
-SHORT = 1000  # characters of a data set's column are kept beside each completion
-
-
-def short(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= SHORT else text[: SHORT - 1] + "…"

@@ -1,84 +1,110 @@
-"""Are the held-out questions really new? What of them stands in the training questions too."""
+"""Are the held-out questions new? Which of them are among the training questions too."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
 from lab.data.dataset import load_split, normalise
+from lab.files import Row
+from lab.model.prompts import question_of
 
 IDENTICAL, NUMBERS, NONE = "identical", "same but for numbers", "none"
-WORDS = 13  # in a run that two questions share (Brown et al. 2020, appendix C: how GPT-3's test sets were checked)
-EXAMPLES = 3  # pairs shown of each kind
-NUMBER = re.compile(r"\d+(?:\.\d+)?")
+WORDS = 13  # in a row that two questions share (Brown et al. 2020, appendix C: how GPT-3's test sets were checked)
+EXAMPLES = 3  # pairs of each kind that are kept
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """What of the held-out questions was in training.
+    """Which held-out questions were in training.
 
     Attributes:
         kinds: of each held-out question, in their order, the strongest that holds: "identical" (but for case,
             punctuation and spacing), "same but for numbers", "shares 13 words" (in a row), "none".
         counts: how many of each kind.
         examples: of each kind but "none", up to three (training question, held-out question).
-        said: the same in one sentence.
+        sentence: the counts in words.
     """
 
     kinds: list[str]
     counts: dict[str, int]
     examples: dict[str, list[tuple[str, str]]]
-    said: str
+    sentence: str
 
 
 def measure_overlap(train_questions: Sequence[str], test_questions: Sequence[str], words: int = WORDS) -> Overlap:
-    """Compares every held-out question with all training questions, in a time that grows with their length only.
+    """Compares every held-out question with all training questions; the time grows with their length only.
 
     100,000 questions of 40 words against 10,000 take about ten seconds.
 
-    Raises ValueError for fewer than one word.
+    Raises:
+        ValueError: for fewer than one word.
     """
     if words < 1:
         raise ValueError(f"a shared run has at least one word, not {words}")
-    shares = f"shares {words} words"
-    tests = [normalise(question) for question in test_questions]
-    keys = {IDENTICAL: index([[text] for text in tests]), NUMBERS: index([[masked(text)] for text in tests])}
-    keys[shares] = index([runs(text, words) for text in tests])
-    partner: dict[str, dict[int, int]] = {kind: {} for kind in keys}  # held-out question -> the first training question
-    for place, question in enumerate(train_questions):
-        text = normalise(question)
-        for kind, found in ((IDENTICAL, [text]), (NUMBERS, [masked(text)]), (shares, runs(text, words))):
-            for one in found:
-                for test in keys[kind].pop(one, ()):  # each is found once
-                    partner[kind].setdefault(test, place)
-    kinds = [next((kind for kind in keys if i in partner[kind]), NONE) for i in range(len(tests))]
-    counts = {kind: Counter(kinds)[kind] for kind in (*keys, NONE)}
+    kinds = (IDENTICAL, NUMBERS, f"shares {words} words")
+    places: dict[tuple[str, str], list[int]] = defaultdict(list)  # (kind, key) -> held-out questions that have it
+    for place, question in enumerate(test_questions):
+        for key in overlap_keys(question, kinds, words):
+            places[key].append(place)
+    partner: dict[str, dict[int, str]] = {kind: {} for kind in kinds}  # held-out question -> first training question
+    for question in train_questions:
+        for key in overlap_keys(question, kinds, words):
+            for place in places.pop(key, ()):  # each is found once
+                partner[key[0]].setdefault(place, question)
+    strongest = [next((kind for kind in kinds if i in partner[kind]), NONE) for i in range(len(test_questions))]
+    counts = {kind: strongest.count(kind) for kind in (*kinds, NONE)}
     examples = {
-        kind: [(train_questions[partner[kind][i]], test_questions[i]) for i, its in enumerate(kinds) if its == kind][
-            :EXAMPLES
-        ]
-        for kind in keys
+        kind: [(partner[kind][i], test_questions[i]) for i, its in enumerate(strongest) if its == kind][:EXAMPLES]
+        for kind in kinds
     }
-    return Overlap(kinds, counts, examples, sentence(counts, len(train_questions)))
+    return Overlap(strongest, counts, examples, overlap_sentence(counts, len(train_questions)))
 
 
-def questions_of(rows: Sequence[dict]) -> list[str]:
+def overlap_keys(question: str, kinds: Sequence[str], words: int) -> list[tuple[str, str]]:
+    """(kind, key): two questions overlap where they have a key in common.
+
+    >>> overlap_keys("Sam has 4.50 dollars.", ("identical", "same but for numbers", "shares 3 words"), 3)[1:3]
+    [('same but for numbers', 'sam has 0 dollars'), ('shares 3 words', 'sam has 4.50')]
+    """
+    text = normalise(question)
+    parts = text.split()
+    runs = [" ".join(parts[i : i + words]) for i in range(len(parts) - words + 1)]
+    masked = re.sub(r"\d+(?:\.\d+)?", "0", text)
+    return [(kinds[0], text), (kinds[1], masked), *((kinds[2], run) for run in runs)]
+
+
+def overlap_sentence(counts: dict[str, int], n_train: int) -> str:
+    """The counts in words.
+
+    >>> overlap_sentence({"identical": 0, "same but for numbers": 2, "none": 8}, 50)
+    'Of 10 held-out questions 2 have a twin among the 50 training questions: 2 same but for numbers.'
+    """
+    n, twins = sum(counts.values()), {kind: count for kind, count in counts.items() if count and kind != NONE}
+    if not twins:
+        return f"Of {n:,} held-out questions none has a twin among the {n_train:,} training questions."
+    which = ", ".join(f"{count:,} {kind}" for kind, count in twins.items())
+    return f"Of {n:,} held-out questions {sum(twins.values()):,} have a twin among the {n_train:,} training questions: {which}."
+
+
+def questions_of(rows: Sequence[Row]) -> list[str]:
     """The questions of a data set's rows."""
-    from lab.model.prompts import question_of
-
     return [str(row.get("question") or question_of(row["prompt"])) for row in rows]
 
 
-def trained_on(folder: Path, about: dict) -> tuple[list[str], str, bool]:
-    """The questions that a run may have been trained on, where they come from, and whether the data set is another one now.
+def trained_questions(folder: Path, about: Row) -> tuple[list[str], str, bool]:
+    """The questions that a run may have been trained on, where they come from, and whether the data set has changed.
 
-    The training split, where it is still the one of the run; otherwise what the run's completions kept, because a
-    data set that was made again may have put other rows on the held-out side.
+    They are the training split, if it is still the one of the run. Otherwise they come from the run's completions,
+    because a new data set may hold out other rows.
+
+    Args:
+        about: the run's `run.json`.
     """
     train = load_split(folder, "train")
     if train._fingerprint == about["data"]["fingerprint"]:
@@ -88,44 +114,3 @@ def trained_on(folder: Path, about: dict) -> tuple[list[str], str, bool]:
     seen = list(dict.fromkeys(str(question) for column in columns for question in column))
     where = f"the {len(seen):,} questions in the run's completions" if seen else "nothing: the run kept no completions"
     return seen, f"{where} (the data set was made again after the training, and is another one)", True
-
-
-def index(keys: Sequence[Iterator[str] | list[str]]) -> dict[str, list[int]]:
-    """Which held-out questions have a key."""
-    found: dict[str, list[int]] = {}
-    for i, ones in enumerate(keys):
-        for one in ones:
-            found.setdefault(one, []).append(i)
-    return found
-
-
-def masked(text: str) -> str:
-    """A normalised question with every number as 0.
-
-    >>> masked("sam has 3 pens and 4.50 dollars")
-    'sam has 0 pens and 0 dollars'
-    """
-    return NUMBER.sub("0", text)
-
-
-def runs(text: str, words: int) -> Iterator[str]:
-    """All runs of so many words of a normalised question.
-
-    >>> list(runs("a b c d", 3))
-    ['a b c', 'b c d']
-    """
-    parts = text.split()
-    return (" ".join(parts[i : i + words]) for i in range(len(parts) - words + 1))
-
-
-def sentence(counts: dict[str, int], n_train: int) -> str:
-    """The counts as one sentence.
-
-    >>> sentence({"identical": 0, "same but for numbers": 2, "shares 13 words": 0, "none": 8}, 50)
-    'Of 10 held-out questions 2 have a twin among the 50 training questions: 2 same but for numbers.'
-    """
-    n, found = sum(counts.values()), {kind: count for kind, count in counts.items() if count and kind != NONE}
-    if not found:
-        return f"Of {n:,} held-out questions none has a twin among the {n_train:,} training questions."
-    which = ", ".join(f"{count:,} {kind}" for kind, count in found.items())
-    return f"Of {n:,} held-out questions {sum(found.values()):,} have a twin among the {n_train:,} training questions: {which}."

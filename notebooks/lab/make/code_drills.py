@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-CODE_SYSTEM_PROMPT = "Complete the Python function. Reply with the code only."
 HELD_OUT_SHARE = 5  # one drill in five belongs to the held-out side
 N_ASSERTIONS = 6
 # name part, words, expression with {x} for the value so far; a space in the result asks for brackets

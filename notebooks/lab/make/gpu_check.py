@@ -45,8 +45,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "notebooks")]
-
 from lab.files import STARTER_POLICY, STOP, read_json, relative, write_json, write_text  # noqa: E402
+from lab.train import trl_internals  # noqa: E402
 
 RESULTS = ROOT / "tests/benchmarks/results"
 MADE_BY = "make gpu-check"
@@ -55,9 +55,6 @@ UNTIL = "GRPO_GPU_CHECK_UNTIL"  # and when the part will be ended, in seconds si
 SPARE = 40  # seconds before that in which a training is asked to stop, so that its figures are not lost
 GB_OF_DISK = 15  # for models, checkpoints and merged models on a card
 Row = dict[str, Any]
-
-# --------------------------------------------------------------------------- what is measured
-
 QWEN_1_5B = {
     "vocab_size": 151936,
     "hidden_size": 1536,
@@ -82,6 +79,8 @@ SPREAD = 0.12  # of the embeddings that have a token: logits spread enough that 
 # A random net of 28 layers amplifies the last bits: two ways of attention gave 0.009 nats of KL between the same weights, more
 # than the merge's proof allows. With what layers add from the fourth on made this much smaller it is 0.001.
 DAMPED = (3, 0.05)
+
+
 # A random model solves nothing. This reward has a spread from the first step on, and something to learn.
 OWN = '''"""The reward of `make gpu-check`."""
 
@@ -158,9 +157,6 @@ def has_bf16() -> bool:
     return int(card()["capability"].split(".")[0]) >= 8
 
 
-# --------------------------------------------------------------------------- environment
-
-
 def environment(folder: Path) -> Row:
     """Each line for itself: what works, and what does not with its error."""
     checks = {
@@ -184,13 +180,13 @@ def environment(folder: Path) -> Row:
 def machine() -> Row:
     """The card's name and size, the processor, the versions that matter."""
     from lab.make.recipe_grid import cpu_name
-    from lab.train.process import versions
+    from lab.train.process import package_versions
 
     return {
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "platform": platform.platform(),
-        "versions": versions(),
+        "versions": package_versions(),
         **card(),
     }
 
@@ -315,9 +311,6 @@ def unsloth_works() -> Row:
     return {"said": f"unsloth {unsloth.__version__}, trainer: {trl.GRPOTrainer.__name__}"}
 
 
-# --------------------------------------------------------------------------- settings
-
-
 def settings(folder: Path) -> Row:
     """The guard's table for each preset and model under the class that Unsloth puts in GRPOConfig's place on a card.
 
@@ -343,7 +336,7 @@ def settings(folder: Path) -> Row:
     import trl
 
     lost = [f"{row['setting']} ({row['preset']}) was changed" for row in rows if row["requested"] != "–"]
-    lost += [f"{name} of the trainer is gone or has other parameters" for name in gone(trl.GRPOTrainer)]
+    lost += [f"{name} of the trainer is gone or has other parameters" for name in trl_internals.missing_members(trl.GRPOTrainer)]
     return {
         "trainer": f"{trl.GRPOTrainer.__module__}.{trl.GRPOTrainer.__qualname__}",
         "requested": requested,
@@ -353,47 +346,15 @@ def settings(folder: Path) -> Row:
     }
 
 
-# What the training room takes hold of in the trainer: methods with their parameters. Unsloth writes a trainer of its own.
-HOOKS = {
-    "_generate": ["prompts"],
-    "_calculate_rewards": ["inputs", "prompts", "completions", "completion_ids_list"],
-    "_get_train_sampler": ["dataset"],
-    "_log_completion_extra": ["column", "values"],
-    "_tokenize_prompts": ["prompts"],
-    "_save_checkpoint": ["model", "trial"],
-}
-ATTRIBUTES = (
-    "_logs",
-    "_metrics",
-    "_step",
-    "temperature",
-    "num_generations",
-    "reward_weights",
-    "reward_funcs",
-    "reward_func_names",
-)
-
-
-def gone(trainer: type) -> list[str]:
-    """Those of `HOOKS` and `ATTRIBUTES` that this trainer class does not have."""
-    import inspect
-
-    found = {name: inspect.signature(method).parameters for name in HOOKS if (method := getattr(trainer, name, None))}
-    source = "".join(inspect.getsource(one) for one in trainer.__mro__ if "GRPOTrainer" in one.__name__)
-    missing = [name for name, wanted in HOOKS.items() if list(found.get(name, {}))[1:] != wanted]
-    return missing + [name for name in ATTRIBUTES if f"self.{name} =" not in source]
-
-
 def unsloths_config(folder: Path) -> type:
     """GRPOConfig as it is on a card."""
     if not on_card():
         os.environ["UNSLOTH_ALLOW_CPU"] = "1"
     import trl
     import unsloth  # noqa: F401
-    from unsloth.models import rl
 
     if not on_card():
-        rl._patch_trl_rl_trainers_impl("grpo_trainer")
+        trl_internals.use_unsloths_trainer()
     if trl.GRPOTrainer.__name__ != "UnslothGRPOTrainer":
         raise RuntimeError(f"Unsloth has not replaced the trainer: it is {trl.GRPOTrainer}")
     return trl.GRPOConfig
@@ -442,9 +403,6 @@ def other_defaults() -> list[Row]:
     ]
 
 
-# --------------------------------------------------------------------------- the model, and trainings on it
-
-
 def make_model(folder: Path) -> Row:
     """The shape of Qwen2.5-1.5B-Instruct, random weights, the starter policy's tokenizer; and data and rewards for it.
 
@@ -474,8 +432,8 @@ def make_model(folder: Path) -> Row:
     tokenizer.save_pretrained(folder / "base")
     write_text(folder / "inputs/my_rewards.py", OWN)
     chosen_rewards.save_choice(folder / "inputs", WEIGHTS)
-    prepared = dataset.prepare(loading.load_rows("word_problems"), tokenizer, seed=3407)
-    dataset.save(prepared, folder / "inputs/dataset")
+    prepared = dataset.prepare_dataset(loading.load_rows("word_problems"), tokenizer, seed=3407)
+    dataset.save_dataset(prepared, folder / "inputs/dataset")
     return {"parameters": sum(p.numel() for p in model.parameters()), "shape": size().shape}
 
 
@@ -606,16 +564,13 @@ def finite(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) < float("inf")
 
 
-# --------------------------------------------------------------------------- notebooks
-
-
 def merge(folder: Path) -> Row:
     """Notebook 05 on the run of `Unsloth, bf16` (`fp32` in rehearsal): it stops where the merged model is not the trained one."""
-    from lab.make.run import execute
+    from lab.make.run import execute_notebook
 
     outputs = folder / f"unsloth-{main_kind()}"
     small = {"N_EVALUATE": 8, "N_SAMPLES": 1, "N_PROOF": 8, "FORMATS": [], "TRY_SERVER": False, "BATCH_SIZE": 32}
-    seconds = execute("05_merge_and_export", outputs, small)
+    seconds = execute_notebook("05_merge_and_export", outputs, small)
     proof = read_json(outputs / "merge_proof.json", MADE_BY)
     return {
         "seconds": seconds,
@@ -627,8 +582,8 @@ def merge(folder: Path) -> Row:
 
 def notebooks(folder: Path) -> Row:
     """01 to 05 on the starter policy, in 4 bit, as `make run` does; and its evidence."""
-    from lab.make.run import ROAD, evidence, run
-    from lab.measure.verdicts import summary
+    from lab.make.run import ROAD, evidence, run_notebooks
+    from lab.measure.verdicts import summary_table
 
     # two thirds of the steps and fewer held-out answers than `make run` takes: it must fit into the minutes
     starter, outputs = {"MODEL": "starter"}, folder / "road"
@@ -636,10 +591,10 @@ def notebooks(folder: Path) -> Row:
     # an 80 GB card would get 16 bits
     given["03_train_grpo"] = {**starter, "MAX_STEPS": 54, "MORE_SETTINGS": {"load_in_4bit": True}}
     given["05_merge_and_export"] = {"FORMATS": ["adapter", "merged 4 bit"], "N_EVALUATE": 200, "N_SAMPLES": 1}
-    seconds = run(ROAD, outputs, given)
+    seconds = run_notebooks(ROAD, outputs, given)
     evaluation = read_json(outputs / "evaluation.json", MADE_BY)
     print(evidence(outputs, seconds))
-    lines = summary(evaluation)[["base", "merged", "difference", "95 % interval"]].astype(str)
+    lines = summary_table(evaluation)[["base", "merged", "difference", "95 % interval"]].astype(str)
     gained = evaluation["difference"]["merged"]["greedy"]["correct"]
     proved = read_json(outputs / "merge_proof.json", MADE_BY)
     return {
@@ -650,9 +605,6 @@ def notebooks(folder: Path) -> Row:
         "merge": {"into": proved["merged_into"], "distances": proved["distances"]},
         **({} if gained["low"] > 0 else {"failed": f"no gain was shown: {evaluation['said']}"}),
     }
-
-
-# --------------------------------------------------------------------------- the parts, and the order they run in
 
 
 def main_kind() -> str:
@@ -844,9 +796,6 @@ class Check:
         )
 
 
-# --------------------------------------------------------------------------- the table to read
-
-
 def report(record: Row) -> str:
     """The record as Markdown: what worked, what it cost, what Unsloth changed."""
     about, versions = record["machine"], record["machine"].get("versions", {})
@@ -993,9 +942,6 @@ def together_in(rows: list[Row]) -> list[tuple]:
 def table(head: tuple, rows: list[tuple]) -> list[str]:
     cells = [head, ("---",) * len(head), *rows]
     return ["| " + " | ".join(str(cell).replace("\n", " ") for cell in row) + " |" for row in cells]
-
-
-# --------------------------------------------------------------------------- the command
 
 
 def main() -> None:

@@ -1,26 +1,23 @@
-"""GRPO recipes on the same budget and seeds: what each one changes, the grid that trains them, and what came of it.
+"""Trains the recipes of `lab.measure.recipes` on the starter policy, each with the same seeds, and records the results.
 
-`python -m lab.make.recipe_grid` in `notebooks/` (or with it on PYTHONPATH) trains the whole grid on the starter policy and
-writes `data/recipes.jsonl`, which notebook 07 shows. A grid that was interrupted goes on where it was.
+`make recipes` trains the whole grid and writes `data/recipes.jsonl`, which notebook 07 shows. Each training is a process
+of its own with one thread. A training that is finished is kept, so that an interrupted grid goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import functools
 import hashlib
 import json
 import os
 import platform
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 import rewards
 from lab.data import dataset, loading
@@ -28,32 +25,40 @@ from lab.files import ROOT, STARTER_POLICY, Row, read_json, relative, write_json
 from lab.measure import grading
 from lab.measure.recipes import (
     BASELINE,
-    COMMAND,
-    CURVES,
-    HELD_OUT,
-    LORA,
     RECIPES,
     RECORD,
-    SEEDS,
     STEERED,
     STEPS,
     UNTRAINED,
-    WINDOW,
-    chance,
+    chance_sentence,
     compare_recipes,
-    known,
+    recipe_settings,
     recipe_table,
-    settings,
 )
 from lab.model import policy, sampling
 
-Run = tuple[str, int]  # recipe, seed
+SEEDS = (1, 2, 3)
+HELD_OUT = 128  # test problems that are answered greedily at the end
+LORA = {
+    "r": 16,
+    "lora_alpha": 32,
+    "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+}
+CURVES = {  # what is kept of every step: our name -> TRL's
+    "correctness": "rewards/correctness_reward/mean",
+    "format": "rewards/format_reward/mean",
+    "no_spread": "frac_reward_zero_std",
+    "tokens": "completions/mean_length",
+    "kl": "kl",
+}
+COMMAND = (sys.executable, "-m", "lab.make.recipe_grid")
 MADE_BY = "07_training_recipes"
+Run = tuple[str, int]  # recipe, seed
 
 
-def config(recipe: str, seed: int, steps: int, folder: str | Path) -> Row:
+def grpo_settings(recipe: str, seed: int, steps: int, folder: str | Path) -> Row:
     """The keywords of GRPOConfig for one run."""
-    chosen = settings(recipe)
+    chosen = recipe_settings(recipe)
     return {
         "output_dir": str(folder),
         # TRL's defaults, stated because Unsloth's config on a GPU has others
@@ -73,87 +78,68 @@ def config(recipe: str, seed: int, steps: int, folder: str | Path) -> Row:
     }
 
 
-@functools.cache
-def problems() -> tuple[Any, list[Row]]:
-    """The bundled word problems as notebook 01 prepares them: the training set, and the held-out rows that are answered."""
-    from datasets import Dataset
-    from transformers import AutoTokenizer
-
-    prepared = dataset.prepare(
-        loading.load_rows("word_problems"), AutoTokenizer.from_pretrained(STARTER_POLICY), seed=3407
-    )
-    return Dataset.from_list(prepared.train), prepared.test[:HELD_OUT]
-
-
-def asked(recipe: str, seed: int, steps: int) -> Row:
-    """What makes a run this run and no other; as JSON gives it back."""
-    return json.loads(json.dumps({"recipe": recipe, "seed": seed, "steps": steps, "settings": settings(recipe)}))
-
-
-def train_one(recipe: str, seed: int, steps: int, out: Path) -> Row:
+def train_recipe(recipe: str, seed: int, steps: int, out: Path) -> Row:
     """Trains a recipe in this process and answers the held-out problems; writes and returns the run's record.
 
     The seed is that of the adapter's first weights, of the order of the prompts and of the sampling.
     """
     import torch
     import unsloth  # noqa: F401  (before trl and transformers, which it patches)
+    from transformers import AutoTokenizer
     from unsloth import FastLanguageModel
 
     from lab.train.process import versions
 
-    train, test = problems()
+    problems = loading.load_rows("word_problems")
+    prepared = dataset.prepare_dataset(problems, AutoTokenizer.from_pretrained(STARTER_POLICY), seed=3407)
+    test = prepared.test[:HELD_OUT]
     torch.manual_seed(seed)
     room = 256  # tokens: the longest prompt has 79
     model, tokenizer = FastLanguageModel.from_pretrained(str(STARTER_POLICY), max_seq_length=room, load_in_4bit=True)
-    rows: list[Row] = []
+    log: list[Row] = []
     began = time.process_time()
-    with sampling.Timer() as training:
-        if recipe != UNTRAINED:
-            model = FastLanguageModel.get_peft_model(model, **LORA, random_state=seed)
-            rows = steps_of(recipe, seed, steps, model, tokenizer, train)
-    with sampling.Timer() as answering:
-        answers = sampling.sample(
-            model,
-            tokenizer,
-            [row["prompt"] for row in test],
-            temperature=0,
-            max_new_tokens=BASELINE["max_completion_length"],
-        )
-    graded = grading.grade(test, [group[0] for group in answers])
+    if recipe != UNTRAINED:
+        model = FastLanguageModel.get_peft_model(model, **LORA, random_state=seed)
+        log = train_steps(recipe, seed, steps, model, tokenizer, prepared.train)
+    how = {"temperature": 0, "max_new_tokens": BASELINE["max_completion_length"]}
+    answers = sampling.sample(model, tokenizer, [row["prompt"] for row in test], **how)
+    grades = grading.score_groups([rewards.correctness_reward, rewards.format_reward], test, answers)
+    sources = [ROOT / "rewards.py", *sorted((ROOT / "scoring").glob("*.py"))]
     record = {
-        **asked(recipe, seed, steps),
-        "held_out": {"n": len(test), **{name: float(graded[name].mean()) for name in ("correct", "format", "tokens")}},
-        "curves": {name: [row.get(logged) for row in rows] for name, logged in CURVES.items()},
-        "sampled_correct_last_steps": mean_of_last(rows),
-        "seconds": {
-            "training": round(training.seconds, 1),
-            "answering": round(answering.seconds, 1),
-            "cpu": round(time.process_time() - began, 1),
+        **run_identity(recipe, seed, steps),
+        "held_out": {
+            "n": len(test),
+            "correct": float(grades["correctness_reward"].mean()),
+            "format": float(grades["format_reward"].mean()),
+            "tokens": float(grades["tokens"].mean()),
         },
-        "adapter": next(
-            (str(p.dtype) for p in model.parameters() if p.requires_grad), None
-        ),  # TRL casts it: see notebook 07
+        "curves": {name: [row.get(logged) for row in log] for name, logged in CURVES.items()},
+        "seconds": round(time.process_time() - began),  # of one core
+        "adapter": next((str(p.dtype) for p in model.parameters() if p.requires_grad), None),  # see notebook 07
         "versions": versions(),
-        "rewards_sha256": hashlib.sha256(Path(rewards.__file__).read_bytes()).hexdigest(),
+        "rewards_sha256": hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest(),
         "made": time.strftime("%Y-%m-%d"),
     }
-    write_json(path_of(out, (recipe, seed)), record)
+    write_json(run_file(out, (recipe, seed)), record)
     return record
 
 
-def steps_of(recipe: str, seed: int, steps: int, model: Any, tokenizer: Any, train: Any) -> list[Row]:
+def train_steps(recipe: str, seed: int, steps: int, model: Any, tokenizer: Any, train: list[Row]) -> list[Row]:
     """Trains, and returns what TRL logged, a row a step."""
+    from datasets import Dataset
     from transformers import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 
     from lab.train.steering import RewardWeights, TemperatureAnnealing
 
-    chosen = settings(recipe)
-    functions = [rewards.REGISTRY[name] for name in chosen["weights"]]
+    chosen = recipe_settings(recipe)
     with tempfile.TemporaryDirectory() as folder:
-        arguments = GRPOConfig(**config(recipe, seed, steps, folder))
         trainer = GRPOTrainer(
-            model=model, processing_class=tokenizer, reward_funcs=functions, args=arguments, train_dataset=train
+            model=model,
+            processing_class=tokenizer,
+            reward_funcs=[rewards.REGISTRY[name] for name in chosen["weights"]],
+            args=GRPOConfig(**grpo_settings(recipe, seed, steps, folder)),
+            train_dataset=Dataset.from_list(train),
         )
         trainer.remove_callback(PrinterCallback)
         policy.adapter_in_32_bits(trainer.model)
@@ -165,211 +151,134 @@ def steps_of(recipe: str, seed: int, steps: int, model: Any, tokenizer: Any, tra
         return [row for row in trainer.state.log_history if "reward" in row]
 
 
-def mean_of_last(rows: Sequence[Row], name: str = CURVES["correctness"]) -> float | None:
-    return float(np.mean([row[name] for row in rows[-WINDOW:]])) if rows else None
+def run_identity(recipe: str, seed: int, steps: int) -> Row:
+    """What makes a run this run and no other; as JSON gives it back."""
+    settings = recipe_settings(recipe)
+    return json.loads(json.dumps({"recipe": recipe, "seed": seed, "steps": steps, "settings": settings}))
 
 
-def path_of(out: Path, run: Run) -> Path:
+def run_file(out: Path, run: Run) -> Path:
     return out / f"{run[0]}-seed{run[1]}.json"
 
 
-def finished(out: Path, run: Run, steps: int) -> Row | None:
+def finished_run(out: Path, run: Run, steps: int) -> Row | None:
     """The record of a run if it is there, whole, and of these very settings."""
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        record = read_json(path_of(out, run), MADE_BY)
-        if {**record, **asked(*run, steps)} == record:
-            return record
-    return None
+    try:
+        record = read_json(run_file(out, run), MADE_BY)
+    except (FileNotFoundError, ValueError):
+        return None
+    return record if {**record, **run_identity(*run, steps)} == record else None
 
 
-class Worker:
-    """A process that takes some runs one after the other; its output goes to a log."""
-
-    def __init__(self, command: Sequence[str], runs: list[Run], steps: int, out: Path) -> None:
-        self.runs, self.steps, self.out = runs, steps, out
-        self.log = out / "logs" / f"{runs[0][0]}-seed{runs[0][1]}.log"
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        jobs = [f"{recipe}:{seed}" for recipe, seed in runs]
-        with self.log.open("wb") as sink:
-            self.process = subprocess.Popen(
-                [*command, "--steps", str(steps), "--out", str(out), "--runs", *jobs],
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                env=worker_environment(),
-                cwd=ROOT,
-            )
-
-    def harvest(self) -> list[Row]:
-        """The records that are new since the last time; their runs leave the list."""
-        found = []
-        while self.runs and (record := finished(self.out, self.runs[0], self.steps)):
-            found.append(record)
-            self.runs.pop(0)
-        return found
-
-    def tail(self, lines: int = 12) -> str:
-        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
-
-    def end(self) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-
-def worker_environment() -> dict[str, str]:
-    """One thread a worker, and the CPU also where there is a GPU: there Unsloth puts its own trainer in place of TRL's."""
-    one = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    paths = [str(ROOT), str(ROOT / "notebooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
-    return {**os.environ, **one, **quiet, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(paths)}
-
-
-class Grid:
-    """Runs that are done, waiting, or with a worker."""
-
-    def __init__(
-        self, wanted: list[Run], steps: int, out: Path, workers: int, runs_a_worker: int, command: Sequence[str]
-    ) -> None:
-        self.steps, self.out, self.workers, self.runs_a_worker, self.command = (
-            steps,
-            out,
-            workers,
-            runs_a_worker,
-            command,
-        )
-        self.records = {run: record for run in wanted if (record := finished(out, run, steps))}
-        self.queue = [run for run in wanted if run not in self.records]
-        self.active: list[Worker] = []
-        self.killed: set[Run] = set()
-        self.failed: dict[str, str] = {}
-
-    def start_workers(self) -> None:
-        while self.queue and len(self.active) < self.workers:
-            share = min(self.runs_a_worker, -(-len(self.queue) // (self.workers - len(self.active))))
-            runs, self.queue = self.queue[:share], self.queue[share:]
-            self.active.append(Worker(self.command, runs, self.steps, self.out))
-
-    def collect(self) -> list[str]:
-        """Takes what the workers have finished; returns what there is to say of those that failed."""
-        said = []
-        for worker in list(self.active):
-            status = worker.process.poll()  # before the harvest: what it wrote last is there by then
-            for record in worker.harvest():
-                self.records[record["recipe"], record["seed"]] = record
-            if status is not None:
-                self.active.remove(worker)
-                said += self._settle(worker, status)
-        return said
-
-    def _settle(self, worker: Worker, status: int) -> list[str]:
-        """A worker has ended: the run that it left is taken once more if it was killed, else it has failed."""
-        left, said = worker.runs, []
-        if left and (status >= 0 or left[0] in self.killed):
-            recipe, seed = left.pop(0)
-            self.failed[f"{recipe}, seed {seed}"] = worker.tail()
-            said = [f"{recipe}, seed {seed} failed ({status}); the end of {relative(worker.log)}:\n{worker.tail()}"]
-        elif left:
-            self.killed.add(left[0])
-        self.queue = left + self.queue
-        return said
-
-
-def run_grid(
+def train_grid(
     names: Iterable[str],
     seeds: Iterable[int],
     steps: int,
     out: Path,
     workers: int = 2,
     *,
-    runs_a_worker: int = 5,
     command: Sequence[str] = COMMAND,
-    poll: float = 0.5,
 ) -> tuple[list[Row], dict[str, str]]:
-    """Trains every recipe with every seed in worker processes, with a progress bar.
+    """Trains every recipe with every seed, some processes at once, with a progress bar.
 
-    A run that is finished already is kept as it is. One whose worker was killed is taken once more; one that
-    fails is reported with the end of its log, and the others go on.
+    A run that is finished already is kept as it is. One that fails or is killed is reported with the end of its log,
+    and the others go on; the next call trains it again.
 
     Args:
-        runs_a_worker: runs that a process takes one after the other; its start costs about ten seconds.
-        command: what starts a worker; it gets `--steps N --out FOLDER --runs recipe:seed …`.
+        command: what starts a process; it gets `--steps N --out FOLDER --run recipe:seed`.
 
-    Returns the records, and the failed runs with the end of their logs.
+    Returns:
+        The records, and the failed runs with the end of their logs.
+
+    Raises:
+        ValueError: for a name that is no recipe.
     """
     from tqdm.auto import tqdm
 
-    names = known(names)
-    wanted = [(name, seed) for seed in seeds for name in names]  # a grid that is cut short has every recipe
-    grid = Grid(wanted, steps, out, workers, runs_a_worker, command)
-    with tqdm(total=len(wanted), initial=len(grid.records), desc="recipes", unit="run") as bar:
+    names = list(dict.fromkeys(names))
+    if unknown := [name for name in names if name not in (*RECIPES, UNTRAINED)]:
+        raise ValueError(f"There is no recipe {unknown[0]!r}; the recipes are: {', '.join(RECIPES)}.")
+    runs = [(name, seed) for seed in seeds for name in names]  # a grid that is cut short has every recipe
+    queue = [run for run in runs if not finished_run(out, run, steps)]
+    active: dict[Run, subprocess.Popen] = {}
+    failed: dict[str, str] = {}
+    with tqdm(total=len(runs), initial=len(runs) - len(queue), desc="recipes", unit="run") as bar:
         try:
-            while grid.queue or grid.active:
-                grid.start_workers()
-                now = ", ".join("{} seed {}".format(*worker.runs[0]) for worker in grid.active if worker.runs)
-                if now != bar.postfix:
-                    bar.set_postfix_str(now)
-                time.sleep(poll)
-                for text in grid.collect():
-                    bar.write(text)
-                bar.update(len(grid.records) - bar.n)
+            while queue or active:
+                while queue and len(active) < workers:
+                    run = queue.pop(0)
+                    active[run] = start_run(run, steps, out, command)
+                time.sleep(0.1)
+                for run in [run for run, process in active.items() if process.poll() is not None]:
+                    status, (recipe, seed) = active.pop(run).returncode, run
+                    if not finished_run(out, run, steps):
+                        log = log_file(out, run)
+                        end = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:])
+                        failed[f"{recipe}, seed {seed}"] = end
+                        how = f"was killed by signal {-status}" if status < 0 else f"failed ({status})"
+                        bar.write(f"{recipe}, seed {seed} {how}; the end of {relative(log)}:\n{end}")
+                    bar.update()
         finally:
-            for worker in grid.active:
-                worker.end()
-    return [grid.records[run] for run in wanted if run in grid.records], grid.failed
+            for process in active.values():
+                process.kill()
+                process.wait()
+    records = [finished_run(out, run, steps) for run in runs]
+    return [record for record in records if record], failed
 
 
-def work(runs: Iterable[str], steps: int, out: Path) -> None:
-    """What a worker does: its runs, one after the other, until its parent is gone."""
-    import torch
-
-    torch.set_num_threads(1)
-    parent = os.getppid()
-    for run in runs:
-        recipe, _, seed = run.rpartition(":")
-        known([recipe])
-        record = train_one(recipe, int(seed), steps, out)
-        print(f"{run}: {record['seconds']}, held out {record['held_out']}", flush=True)
-        if os.getppid() != parent:
-            return
+def log_file(out: Path, run: Run) -> Path:
+    return out / "logs" / f"{run[0]}-seed{run[1]}.log"
 
 
-KEPT = ("correctness", "format", "no_spread", "tokens", "kl")  # curves that the figures and the table need
+def start_run(run: Run, steps: int, out: Path, command: Sequence[str]) -> subprocess.Popen:
+    """A process that trains one run, with one thread and on the CPU: on a GPU Unsloth replaces TRL's trainer."""
+    log = log_file(out, run)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    paths = [str(ROOT), str(ROOT / "notebooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    environment |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    environment |= {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    with log.open("wb") as sink:
+        return subprocess.Popen(
+            [*command, "--steps", str(steps), "--out", str(out), "--run", f"{run[0]}:{run[1]}"],
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env=os.environ | environment,
+            cwd=ROOT,
+        )
 
 
-def thinned(run: Row) -> Row:
+def recorded_run(run: Row) -> Row:
     """A run as the record keeps it."""
-    curves = {name: [value if value is None else round(value, 4) for value in run["curves"][name]] for name in KEPT}
-    held_out = {name: round(value, 5) for name, value in run["held_out"].items()}
     return {
-        "recipe": run["recipe"],
-        "seed": run["seed"],
-        "steps": run["steps"],
-        "held_out": held_out,
-        "seconds": round(run["seconds"]["cpu"]),
-        "curves": curves,
+        **{name: run[name] for name in ("recipe", "seed", "steps")},
+        "held_out": {name: round(value, 5) for name, value in run["held_out"].items()},
+        "seconds": run["seconds"],
+        "curves": {
+            name: [value if value is None else round(value, 4) for value in curve]
+            for name, curve in run["curves"].items()
+        },
     }
 
 
 def write_record(path: Path, runs: Sequence[Row], untrained: Row | None = None) -> Path:
     """One line that says how the runs were made, then a line a run.
 
-    Raises ValueError for runs that were not made alike: of another length, by other rewards or other packages.
+    Raises:
+        ValueError: for runs that were not made alike: of another length, by other rewards or other packages.
     """
     for name in ("steps", "versions", "rewards_sha256"):
         if len({json.dumps(run[name], sort_keys=True) for run in runs}) != 1:
             raise ValueError(f"The runs differ in {name!r}: remove the older ones, and run the grid again.")
     first = runs[0]
     header = {
-        "about": "GRPO recipes on data/starter-policy, made by `python -m lab.make.recipe_grid`",
+        "about": "GRPO recipes on data/starter-policy, made by `make recipes`",
         "date": max(run["made"] for run in runs),
         "steps": first["steps"],
         "seeds": sorted({run["seed"] for run in runs}),
         "held_out": first["held_out"]["n"],
-        "untrained": untrained and thinned(untrained)["held_out"],
+        "untrained": untrained and recorded_run(untrained)["held_out"],
         "baseline": BASELINE,
         "lora": LORA,
         "changes": {name: RECIPES[name] for name in dict.fromkeys(run["recipe"] for run in runs)},
@@ -378,60 +287,62 @@ def write_record(path: Path, runs: Sequence[Row], untrained: Row | None = None) 
         "versions": first["versions"],
         "rewards_sha256": first["rewards_sha256"],
     }
-    lines = [header, *(thinned(run) for run in runs)]
+    lines = [header, *(recorded_run(run) for run in runs)]
     return write_text(path, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
 
 
 def cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
-def about(header: Row, runs: Sequence[Row]) -> str:
+def describe_record(header: Row, runs: Sequence[Row]) -> str:
     """In words: what the recorded grid is, and how it was made."""
     recipes, machine = len({run["recipe"] for run in runs}), header["machine"]
     packages = ", ".join(f"{name} {header['versions'][name]}" for name in ("torch", "transformers", "trl", "unsloth"))
     hours = sum(run["seconds"] for run in runs) / 3600
+    batch = header["baseline"]["per_device_train_batch_size"]
     lines = [
-        f"A record, not made just now: {len(runs)} runs of {recipes} recipes, {header['date']}, {hours:.1f} hours of one core in all.",
+        f"A record, not made just now: {len(runs)} runs of {recipes} recipes, {header['date']}, {hours:.1f} hours of one "
+        "core in all.",
         f"{machine['cpu']}, {machine['threads_a_run']} thread a run; {packages}.",
-        f"Each run: {header['steps']} steps of {header['baseline']['per_device_train_batch_size']} completions on the starter policy, "
-        f"then greedy answers to {header['held_out']} held-out problems.",
+        f"Each run: {header['steps']} steps of {batch} completions on the starter policy, then greedy answers to "
+        f"{header['held_out']} held-out problems.",
     ]
-    if header.get("untrained"):
-        start = header["untrained"]
-        right, form = 100 * start["correct"], 100 * start["format"]
-        lines.append(f"Before training the policy answers {right:.1f} % of these right, {form:.1f} % in the format.")
+    if start := header.get("untrained"):
+        right, strict = 100 * start["correct"], 100 * start["format"]
+        lines.append(f"Before training the policy answers {right:.1f} % of these right, {strict:.1f} % in the format.")
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description="Trains the recipes of notebook 07 on the starter policy, and records what came of it."
-    )
+    parser = argparse.ArgumentParser(description="Trains the recipes of notebook 07, and records the results.")
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES), metavar="NAME", help="default: all of them")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--workers", type=int, default=2, help="processes at once, of one thread each")
-    parser.add_argument("--out", default="outputs/recipes", help="a file a run, and the workers' logs")
+    parser.add_argument("--out", default="outputs/recipes", help="a file a run, and the logs")
     parser.add_argument("--record", default=str(RECORD), help="one small file with all runs; '' for none")
-    parser.add_argument("--runs", nargs="+", metavar="RECIPE:SEED", help="train just these, in this process")
+    parser.add_argument("--run", metavar="RECIPE:SEED", help="train just this one, in this process")
     given = parser.parse_args(arguments)
     out = ROOT / given.out
-    if given.runs:
-        return work(given.runs, given.steps, out)
-    runs, failed = run_grid(given.recipes, given.seeds, given.steps, out, given.workers)
-    start, failed_too = run_grid([UNTRAINED], [0], given.steps, out, 1)
-    if failed or failed_too:
-        raise SystemExit(
-            f"\n{len(failed | failed_too)} runs failed; the same command takes them again: {', '.join(failed | failed_too)}"
-        )
+    if given.run:
+        import torch
+
+        torch.set_num_threads(1)
+        recipe, _, seed = given.run.rpartition(":")
+        print(train_recipe(recipe, int(seed), given.steps, out)["held_out"])
+        return
+    runs, failed = train_grid(given.recipes, given.seeds, given.steps, out, given.workers)
+    start, failed_too = train_grid([UNTRAINED], [0], given.steps, out)
+    if failed | failed_too:
+        raise SystemExit(f"\n{len(failed | failed_too)} runs failed; the same command trains them again.")
     if given.record:
         print(f"written: {relative(write_record(ROOT / given.record, runs, start[0]))}")
-    print(recipe_table(compare_recipes(runs)).to_string(), chance(compare_recipes(runs)), sep="\n\n")
+    table = compare_recipes(runs)
+    print(recipe_table(table).to_string(), chance_sentence(table), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def run_notebooks(
 
 def evidence(folder: Path, seconds: dict[str, float]) -> str:
     """The table at the end: base against merged, times, and where things lie."""
-    from lab.measure.verdicts import summary
+    from lab.measure.verdicts import summary_table
 
     evaluation = read_json(folder / "evaluation.json", ROAD[-1])
     about = read_json(folder / "run" / "run.json", "03_train_grpo")
@@ -123,7 +123,7 @@ def evidence(folder: Path, seconds: dict[str, float]) -> str:
         "",
         f"Held-out problems, same prompts for both (n = {evaluation['n']}); model: {about['model']['shown']}",
         "",
-        summary(evaluation)[["base", "merged", "difference", "95 % interval"]].to_string(),
+        summary_table(evaluation)[["base", "merged", "difference", "95 % interval"]].to_string(),
         "",
         evaluation["said"],
         "",
@@ -146,11 +146,11 @@ def evidence(folder: Path, seconds: dict[str, float]) -> str:
 
 def code_evidence(folder: Path) -> list[str]:
     """pass@k of notebook 06, before and after."""
-    from lab.data.code_problems import summary
+    from lab.measure.code_scores import pass_at_k_table
 
     record = read_json(folder / "code" / "evaluation.json", "06_code_rewards")
     head = f"Held-out problems of {record['source']}, {record['samples']} samples each (n = {record['n']}); model: {record['model']}"
-    return [head, "", summary(record).drop(columns="n").to_string()]
+    return [head, "", pass_at_k_table(record).drop(columns="n").to_string()]
 
 
 def scratch_evidence(folder: Path) -> list[str]:

@@ -19,7 +19,8 @@ import pandas as pd
 from lab.files import ROOT, SAMPLE_RUN, WORD_PROBLEMS, fresh_folder, output_folder, relative, write_text
 from lab.make import run
 from lab.train import chosen_rewards
-from lab.train.run_folder import rows_of, write_table
+from lab.files import write_parquet
+from lab.files import read_jsonl
 
 PROBLEMS = 160  # training problems; 8 a step, so that each comes back every 20 steps
 EDIT_AFTER = 29  # steps
@@ -69,7 +70,7 @@ def worked_steps_reward(completion: str, log_extra, log_metric, n_steps: int = 2
 
 def some_problems(path: Path) -> Path:
     """The first training problems of the bundled set, and all that are held out."""
-    rows = rows_of(WORD_PROBLEMS)
+    rows = read_jsonl(WORD_PROBLEMS)
     kept = [row for row in rows if row["split"] != "train"] + [row for row in rows if row["split"] == "train"][
         :PROBLEMS
     ]
@@ -80,7 +81,7 @@ def edit_later(folder: Path) -> threading.Thread:
     """Saves the better reward when the run has come far enough, as a person would in notebook 02."""
 
     def wait_and_edit() -> None:
-        while sum("reward" in row for row in rows_of(folder / "run/log.jsonl")) < EDIT_AFTER:
+        while sum("reward" in row for row in read_jsonl(folder / "run/log.jsonl")) < EDIT_AFTER:
             time.sleep(0.2)
         write_text(folder / "my_rewards.py", EQUATIONS)
 
@@ -96,7 +97,7 @@ def pack(made: Path, place: Path) -> None:
     )
     (made / "packed").mkdir(exist_ok=True)
     fresh = fresh_folder(made / "packed" / place.name)
-    write_table(completions, fresh / "completions" / f"completions_{completions['step'].max():05d}.parquet")
+    write_parquet(completions, fresh / "completions" / f"completions_{completions['step'].max():05d}.parquet")
     for name in ("held_out", "rewards"):
         shutil.copytree(
             made / name, fresh / name, ignore=shutil.ignore_patterns("rewards.py")
@@ -114,12 +115,12 @@ def pack(made: Path, place: Path) -> None:
 def main() -> None:
     folder = output_folder("outputs/sample-run")
     data = some_problems(folder / "problems.jsonl")
-    run.execute("01_prepare_data", folder, {"DATASET": str(data)})
+    run.execute_notebook("01_prepare_data", folder, {"DATASET": str(data)})
     write_text(folder / "my_rewards.py", LINES)
     chosen_rewards.save_choice(folder, WEIGHTS)
     fresh_folder(folder / "run")
     edit_later(folder)
-    run.execute("03_train_grpo", folder, PARAMETERS)
+    run.execute_notebook("03_train_grpo", folder, PARAMETERS)
     pack(folder / "run", SAMPLE_RUN)
     print(
         f"written: {relative(SAMPLE_RUN)}, {sum(p.stat().st_size for p in SAMPLE_RUN.rglob('*') if p.is_file()) / 1e3:.0f} kB"

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.make import code_drills, word_problems
-from lab.make.code_drills import CODE_SYSTEM_PROMPT
+from lab.model.prompts import CODE_SYSTEM_PROMPT
 from rewards import SYSTEM_PROMPT
 
 HERE = Path(__file__).resolve().parent
@@ -364,6 +364,7 @@ def measure(
     from unsloth import FastLanguageModel
 
     from lab.data import code_problems
+    from lab.measure import code_scores
     from lab.measure.estimates import pass_at_k
     from lab.measure.grading import grade
     from lab.model.sampling import sample
@@ -380,11 +381,11 @@ def measure(
     warm = grade([row for row in rows for _ in range(group)], [s for many in sampled for s in many])
     cold = grade(rows, [one for (one,) in greedy])
     right = warm["correct"].to_numpy().reshape(len(rows), group).sum(axis=1)
-    drills = code_problems.load("code_drills", tokenizer, to_train=False)[1][:n_drills]
+    drills = code_problems.load_problems("code_drills", tokenizer, to_train=False)[1][:n_drills]
     chats = [drill["prompt"] for drill in drills]
     written = sample(model, tokenizer, chats, n=group, max_new_tokens=80, seed=seed, progress="code drills")
     with Sandbox() as sandbox:
-        judged = code_problems.judge(drills, written, sandbox)
+        judged = code_scores.judge_groups(drills, written, sandbox)
     return {
         "problems": len(rows),
         "format_sampled": float(warm["format"].mean()),

@@ -1,4 +1,4 @@
-"""Two or three models on the same held-out prompts: shares, differences, by column, and what changed."""
+"""Two or three models on the same held-out prompts: shares, paired differences, by column, and what changed."""
 
 from __future__ import annotations
 
@@ -11,22 +11,36 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.measure.estimates import bootstrap_mean, majority_at_k, mcnemar, pass_at_k, share_interval, sign_flips, votes
-from lab.measure.evaluate import GREEDY, SAMPLED, Settings
-from lab.measure.grading import every_reward
-from lab.measure.verdicts import SHARES, bounds, sentences, signed, span, verdicts
+from lab.data.overlap import Overlap
+from lab.measure.estimates import (
+    bootstrap_mean,
+    majority_at_k,
+    mcnemar,
+    pass_at_k,
+    sample_sizes,
+    share_interval,
+    sign_flips,
+    votes,
+)
+from lab.measure.evaluate import GREEDY, PLACE, SAMPLED, AnswerSettings
+from lab.measure.grading import reward_columns
+from lab.measure.verdicts import comparison_sentences, interval_text, is_share, signed_points, verdict_by_measure
 
-USUAL_COLUMNS = ("template", "level", "category", "subject")  # by which a person would compare unasked
+USUAL_COLUMNS = ("template", "level", "category", "subject")  # compared by where BY is None
+QUARTILES_FROM = 9  # different numbers; fewer are lines of their own
+MOST_VALUES, COMMONEST = 24, 20  # different texts that have lines of their own; of more, only the commonest
+
+Measures = dict[str, dict[str, np.ndarray]]  # by decoding and measure: a value a problem
 
 
-def compare(
+def compare_models(
     tables: dict[str, pd.DataFrame],
-    settings: Settings,
+    settings: AnswerSettings,
     *,
     seed: int = 0,
     baseline: str = "base",
     other: str = "merged",
-    overlap: Any = None,
+    overlap: Overlap | None = None,
     by: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The content of `evaluation.json`: each model, the paired differences, and what they show.
@@ -34,16 +48,16 @@ def compare(
     A problem of which a deciding reward cannot say whether an answer is right is left out, for all models, and counted.
 
     Args:
-        tables: by model, as `graded` makes them, of the same rows.
+        tables: by model, as `grade_answers` makes them, of the same rows.
         other: the model that the verdict is on, against the baseline.
-        overlap: what `lab.data.overlap.measure_overlap` found of the rows' questions; then there are lines by its kinds too.
+        overlap: the rows' overlap with the training questions; then its kinds are compared too.
         by: columns by whose values the greedy answers are compared, such as "data/template".
 
     Raises:
         ValueError: for other questions or another order, a missing model or column, or nothing that can be compared.
     """
-    check_answers(tables, baseline, other)
-    tables = {name: table.sort_values(["decoding", "row", "sample"]) for name, table in tables.items()}
+    check_comparable(tables, baseline, other)
+    tables = {name: table.sort_values(PLACE) for name, table in tables.items()}
     unknown = set().union(*(table.loc[table["correct"].isna(), "row"] for table in tables.values()))
     tables = {name: table[~table["row"].isin(unknown)] for name, table in tables.items()}
     n = tables[baseline]["row"].nunique()
@@ -52,7 +66,9 @@ def compare(
             "no answer could be scored: the deciding rewards say None to each, so look at the gold answers"
         )
     first = tables[baseline][tables[baseline]["decoding"] == GREEDY]
-    found = {name: per_problem(table) for name, table in tables.items()}
+    measures = {name: measures_by_problem(table) for name, table in tables.items()}
+    rest = [name for name in tables if name not in (baseline, other)]
+    pairs = [(other, baseline), *((name, baseline) for name in rest), *((other, name) for name in rest)]
     record = {
         "n": n,
         "left_out": len(unknown),
@@ -61,17 +77,20 @@ def compare(
         "other": other,
         "settings": {**asdict(settings), "stop": list(settings.stop)},
         "correct_by": str(first["correct_by"].iloc[0]),
-        **{kind: {m: measured(found[m], tables[m], kind, seed) for m in tables} for kind in (GREEDY, SAMPLED)},
+        **{kind: {m: model_record(measures[m], tables[m], kind, seed) for m in tables} for kind in (GREEDY, SAMPLED)},
         "difference": {
-            m if against == baseline else f"{m} against {against}": differences(found[against], found[m], seed)
-            for m, against in pairs(tables, baseline, other)
+            m if against == baseline else f"{m} against {against}": paired_differences(
+                measures[against], measures[m], seed
+            )
+            for m, against in pairs
         },
     }
-    record["verdict"] = verdicts(record)
-    record["said"] = " ".join(sentences(record))
-    sides = [found[m][GREEDY]["correct"] for m in (baseline, other)]
-    record["by"] = {column: lines_by(values, *sides, seed) for column, values in asked_for(first, by, overlap).items()}
-    record["overlap"] = None if overlap is None else {"counts": overlap.counts, "said": overlap.said}
+    record["verdict"] = verdict_by_measure(record)
+    record["said"] = " ".join(comparison_sentences(record))
+    before, after = (measures[m][GREEDY]["correct"] for m in (baseline, other))
+    columns = columns_of(first, by, overlap)
+    record["by"] = {column: compare_by_value(values, before, after, seed) for column, values in columns.items()}
+    record["overlap"] = None if overlap is None else {"counts": overlap.counts, "said": overlap.sentence}
     if seen := 0 if overlap is None else overlap.counts.get("identical", 0):
         record["said"] += (
             f" {seen} of the problems stand in the training set word for word: look at the figures by overlap."
@@ -80,18 +99,18 @@ def compare(
     return record
 
 
-def check_answers(tables: dict[str, pd.DataFrame], baseline: str, other: str) -> None:
-    """Raises ValueError unless these models can be compared."""
+def check_comparable(tables: dict[str, pd.DataFrame], baseline: str, other: str) -> None:
+    """Raises ValueError unless these models have answers to the same questions, graded alike."""
     missing = [name for name in (baseline, other) if name not in tables]
     if missing:
         there = ", ".join(tables) or "no model"
         raise ValueError(f"there are no answers of {missing[0]!r}, only of {there}: let that model answer too")
-    first = tables[baseline].sort_values(["decoding", "row", "sample"])
+    first = tables[baseline].sort_values(PLACE)
     if first.empty:
         raise ValueError("there are no answers to compare: evaluate at least one held-out problem")
     for name, table in tables.items():
-        table = table.sort_values(["decoding", "row", "sample"])
-        for column in ("decoding", "row", "sample", "prompt", "question", "gold"):
+        table = table.sort_values(PLACE)
+        for column in (*PLACE, "prompt", "question", "gold"):
             if list(table[column]) != list(first[column]):
                 raise ValueError(
                     f"all models must answer the same questions in the same order, and {column} of {name!r} is not that of "
@@ -103,13 +122,94 @@ def check_answers(tables: dict[str, pd.DataFrame], baseline: str, other: str) ->
             )
 
 
-def pairs(tables: dict[str, Any], baseline: str, other: str) -> list[tuple[str, str]]:
-    """(model, the one that it is compared with): all with the baseline, and `other` with the rest."""
-    rest = [name for name in tables if name not in (baseline, other)]
-    return [(other, baseline), *((name, baseline) for name in rest), *((other, name) for name in rest)]
+def measures_by_problem(table: pd.DataFrame) -> Measures:
+    """Each measure's mean over the answers to a problem (NaN where a reward says None to all), pass@k and maj@k."""
+    measures: Measures = {GREEDY: {}, SAMPLED: {}}
+    names = ["format", "correct", "right_anyhow", "finished", "tokens", *reward_columns(table)]
+    for decoding, part in table.groupby("decoding"):
+        means = part.groupby("row")[names].mean()
+        values = {name: means[name].to_numpy(dtype=float) for name in names}
+        if decoding == SAMPLED:
+            del values["correct"]  # it is pass@1
+            values = measures_at_k(part) | values
+        measures[decoding] = values
+    return measures
 
 
-def asked_for(first: pd.DataFrame, by: Sequence[str], overlap: Any) -> dict[str, list]:
+def measures_at_k(sampled: pd.DataFrame) -> dict[str, np.ndarray]:
+    """pass@k and maj@k of each problem, from its sampled answers."""
+    groups = [group for _, group in sampled.groupby("row")]
+    n = len(groups[0])
+    right = [int(group["correct"].sum()) for group in groups]
+    voted = [votes(list(group["extracted"]), list(group["correct"])) for group in groups]
+    passed = {f"pass@{k}": np.array([pass_at_k(n, c, k) for c in right]) for k in sample_sizes(n)}
+    agreed = {f"maj@{k}": np.array([majority_at_k(*one, k) for one in voted]) for k in sample_sizes(n) if k >= 3}
+    return passed | agreed
+
+
+def estimate(name: str, values: np.ndarray, seed: int, lowest: float = 0.0) -> dict[str, float] | None:
+    """The mean over problems with its interval; problems of which a reward says nothing are left out."""
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return None
+    if is_share(name):
+        return share_interval(values, lowest, 1, seed)
+    if len(values) < 2:
+        return {"estimate": float(values.mean()), "low": math.nan, "high": math.nan}  # one value has no spread
+    return bootstrap_mean(values, seed)
+
+
+def model_record(measures: Measures, table: pd.DataFrame, decoding: str, seed: int) -> dict[str, Any]:
+    """One model's measures with their intervals, and how fast it was; empty where it was not asked so."""
+    part = table[table["decoding"] == decoding]
+    if part.empty:
+        return {}
+    seconds, tokens = float(part["seconds"].sum()), int(part["tokens"].sum())
+    return {
+        **{name: estimate(name, values, seed) for name, values in measures[decoding].items()},
+        "completions": len(part),
+        "seconds": round(seconds, 2),
+        "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
+    }
+
+
+def paired_differences(before: Measures, after: Measures, seed: int) -> dict[str, dict[str, Any]]:
+    """By decoding and measure: the paired difference with its interval, and for shares a p-value.
+
+    For greedy answers it is McNemar's, with how many problems were gained and lost; for samples, by sign flips.
+    """
+    differences: dict[str, dict[str, Any]] = {GREEDY: {}, SAMPLED: {}}
+    for decoding, record in differences.items():
+        for name in before[decoding]:
+            change = after[decoding][name] - before[decoding][name]
+            one = estimate(name, change, seed, lowest=-1.0)
+            if one is None:
+                continue
+            record[name] = {**one, "n": int((~np.isnan(change)).sum())}
+            if decoding == GREEDY and is_share(name):
+                gained, lost = int((change > 0).sum()), int((change < 0).sum())
+                record[name] |= {"gained": gained, "lost": lost, "p": mcnemar(gained, lost)}
+            elif is_share(name):
+                record[name]["p"] = sign_flips(change[~np.isnan(change)], seed)
+    return differences
+
+
+def columns_to_compare(asked: Sequence[str] | None, columns: Sequence[str]) -> list[str]:
+    """The data set's columns to compare by, as the answers call them: those asked for, or the usual ones that are there.
+
+    >>> columns_to_compare(None, ["answer", "template"]), columns_to_compare([], ["template"])
+    (['data/template'], [])
+
+    Raises:
+        ValueError: for a column that the data set does not have.
+    """
+    missing = [name for name in asked or () if name not in columns]
+    if missing:
+        raise ValueError(f"BY names {missing[0]!r}; the data set's columns are: {', '.join(columns)}.")
+    return [f"data/{name}" for name in (USUAL_COLUMNS if asked is None else asked) if name in columns]
+
+
+def columns_of(first: pd.DataFrame, by: Sequence[str], overlap: Overlap | None) -> dict[str, list]:
     """The columns to compare by, with a value a problem."""
     missing = [name for name in by if name not in first]
     if missing:
@@ -119,158 +219,71 @@ def asked_for(first: pd.DataFrame, by: Sequence[str], overlap: Any) -> dict[str,
     return {**{name: list(first[name]) for name in by}, **kinds}
 
 
-def columns_by(asked: Sequence[str] | None, columns: Sequence[str]) -> list[str]:
-    """The data set's columns to compare by, as the answers call them: those asked for, or the usual ones that are there.
-
-    >>> columns_by(None, ["answer", "template"]), columns_by([], ["template"])
-    (['data/template'], [])
-
-    Raises ValueError for a column that the data set does not have.
-    """
-    missing = [name for name in asked or () if name not in columns]
-    if missing:
-        raise ValueError(f"BY names {missing[0]!r}; the data set's columns are: {', '.join(columns)}.")
-    return [f"data/{name}" for name in (USUAL_COLUMNS if asked is None else asked) if name in columns]
-
-
-def sizes(n: int) -> list[int]:
-    """How many samples pass@k and maj@k are told for: the powers of two, and all.
-
-    >>> sizes(6), sizes(0)
-    ([1, 2, 4, 6], [])
-    """
-    return [2**i for i in range(n.bit_length()) if 2**i < n] + [n] * bool(n)
-
-
-def per_problem(table: pd.DataFrame) -> dict[str, dict[str, np.ndarray]]:
-    """By decoding and measure: a value a problem, the mean of its answers; NaN where a reward says None to all."""
-    found: dict[str, dict[str, np.ndarray]] = {GREEDY: {}, SAMPLED: {}}
-    names = ["format", "correct", "right_anyhow", "finished", "tokens", *every_reward(table)]
-    for decoding, part in table.groupby("decoding"):
-        means = part.groupby("row")[names].mean()
-        found[decoding] = {name: means[name].to_numpy(dtype=float) for name in names}
-        if decoding == SAMPLED:
-            found[decoding] = {
-                **of_groups(part),
-                **{name: found[decoding][name] for name in names if name != "correct"},
-            }
-    return found
-
-
-def of_groups(part: pd.DataFrame) -> dict[str, np.ndarray]:
-    """pass@k and maj@k of each problem, from its sampled answers."""
-    groups = [group for _, group in part.groupby("row")]
-    n = len(groups[0])
-    right = [int(group["correct"].sum()) for group in groups]
-    said = [votes(list(group["extracted"]), list(group["correct"])) for group in groups]
-    passed = {f"pass@{k}": np.array([pass_at_k(n, c, k) for c in right]) for k in sizes(n)}
-    agreed = {f"maj@{k}": np.array([majority_at_k(*one, k) for one in said]) for k in sizes(n) if k >= 3}
-    return {**passed, **agreed}
-
-
-def estimated(name: str, values: np.ndarray, seed: int, difference: bool = False) -> dict[str, float] | None:
-    """The mean over problems with its interval; problems that a reward says nothing of are left out."""
-    values = values[~np.isnan(values)]
-    if not len(values):
-        return None
-    ends = bounds(name, difference)
-    if not ends and len(values) < 2:
-        return {"estimate": float(values.mean()), "low": math.nan, "high": math.nan}  # one value has no spread
-    return share_interval(values, *ends, seed) if ends else bootstrap_mean(values, seed)
-
-
-def measured(found: dict[str, dict[str, np.ndarray]], table: pd.DataFrame, decoding: str, seed: int) -> dict[str, Any]:
-    """One model's measures with their intervals, and how fast it was; empty where it was not asked so."""
-    part = table[table["decoding"] == decoding]
-    if part.empty:
-        return {}
-    seconds, tokens = float(part["seconds"].sum()), int(part["tokens"].sum())
-    fast = {
-        "completions": len(part),
-        "seconds": round(seconds, 2),
-        "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
-    }
-    return {**{name: estimated(name, values, seed) for name, values in found[decoding].items()}, **fast}
-
-
-def differences(before: dict[str, dict], after: dict[str, dict], seed: int) -> dict[str, dict[str, Any]]:
-    """By decoding and measure: the paired difference, and for greedy shares who was gained and lost, with McNemar's p."""
-    result: dict[str, dict[str, Any]] = {GREEDY: {}, SAMPLED: {}}
-    for decoding, names in result.items():
-        for name in before[decoding]:
-            change = after[decoding][name] - before[decoding][name]
-            one = estimated(name, change, seed, difference=True)
-            if one is None:
-                continue
-            names[name] = {**one, "n": int((~np.isnan(change)).sum())}
-            if decoding == GREEDY and name.startswith(SHARES):
-                gained, lost = int((change > 0).sum()), int((change < 0).sum())
-                names[name] |= {"gained": gained, "lost": lost, "p": mcnemar(gained, lost)}
-            elif name.startswith(SHARES):
-                names[name]["p"] = sign_flips(change[~np.isnan(change)], seed)
-    return result
-
-
-QUARTILES_FROM = 9  # different numbers; fewer are lines of their own
-MOST_VALUES, COMMONEST = 24, 20  # different texts that have lines of their own; of more, only the commonest
-
-
-def lines_by(values: Sequence[Any], before: np.ndarray, after: np.ndarray, seed: int) -> list[dict[str, Any]]:
+def compare_by_value(values: Sequence[Any], before: np.ndarray, after: np.ndarray, seed: int) -> list[dict[str, Any]]:
     """A line for each value of a column: its problems, both models' share right, the difference; the worst first."""
-    found, labels = [], np.array(labelled(values), dtype=object)
+    lines, labels = [], np.array(value_labels(values), dtype=object)
     for label in dict.fromkeys(labels):
-        one, two = before[labels == label], after[labels == label]
-        change = two - one
-        found.append(
-            {
-                "value": label,
-                "n": len(one),
-                "base": float(one.mean()),
-                "merged": float(two.mean()),
-                **share_interval(change, -1, 1, seed),
-                "gained": int((change > 0).sum()),
-                "lost": int((change < 0).sum()),
-            }
-        )
-    return sorted(found, key=lambda line: (line["estimate"], -line["n"], line["value"]))
+        change = (after - before)[labels == label]
+        line = {"value": label, "n": len(change)}
+        line |= {"base": float(before[labels == label].mean()), "merged": float(after[labels == label].mean())}
+        line |= share_interval(change, -1, 1, seed)
+        lines.append(line | {"gained": int((change > 0).sum()), "lost": int((change < 0).sum())})
+    return sorted(lines, key=lambda line: (line["estimate"], -line["n"], line["value"]))
 
 
-def labelled(values: Sequence[Any]) -> list[str]:
+def value_labels(values: Sequence[Any]) -> list[str]:
     """A text for each value: many numbers as quartiles, seldom texts among many as "others".
 
-    >>> labelled([3, 1.5, None, True]), labelled(range(12))[::3]
+    >>> value_labels([3, 1.5, None, True]), value_labels(range(12))[::3]
     (['3', '1.5', 'none', 'True'], ['0 to 2', '3 to 5', '6 to 8', '9 to 11'])
     """
     series = pd.Series(list(values), dtype=object)
     there = series[series.notna()]
-    if there.nunique() >= QUARTILES_FROM and all(
-        isinstance(v, numbers.Real) and not isinstance(v, bool) for v in there
-    ):
-        series[there.index] = quartiles(there.astype(float))
-    texts = ["none" if lacks else plain(value) for value, lacks in zip(series, series.isna())]
+    numeric = all(isinstance(value, numbers.Real) and not isinstance(value, bool) for value in there)
+    if numeric and there.nunique() >= QUARTILES_FROM:
+        figures = there.astype(float)
+        part = np.searchsorted(np.quantile(figures, [0.25, 0.5, 0.75]), figures, side="left")
+        lows, highs = (figures.groupby(part).transform(end) for end in ("min", "max"))
+        series[there.index] = [label(a) + (f" to {label(b)}" if a < b else "") for a, b in zip(lows, highs)]
+    texts = ["none" if missing else label(value) for value, missing in zip(series, series.isna())]
     counts = pd.Series(texts).value_counts()
     kept = set(counts.index if len(counts) <= MOST_VALUES else counts.index[:COMMONEST])
     return [text if text in kept else "others" for text in texts]
 
 
-def quartiles(values: pd.Series) -> pd.Series:
-    """For each number the smallest and largest of its quarter; fewer than four quarters where most are one number."""
-    part = np.searchsorted(np.quantile(values, [0.25, 0.5, 0.75]), values, side="left")
-    ends = values.groupby(part).agg(["min", "max"])
-    names = {
-        one: f"{plain(low)} to {plain(high)}" if low < high else plain(low) for one, low, high in ends.itertuples()
-    }
-    return pd.Series([names[one] for one in part], index=values.index, dtype=object)
-
-
-def plain(value: Any) -> str:
+def label(value: Any) -> str:
     """A value as a label: a whole number without a point, another one with six digits."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.6g}"
 
 
-def changes(tables: dict[str, pd.DataFrame], baseline: str = "base", other: str = "merged") -> dict[str, pd.DataFrame]:
+def by_value_table(record: dict[str, Any], column: str) -> pd.DataFrame:
+    """The lines by a column's values as a person reads them, the worst first.
+
+    Raises:
+        ValueError: for a column that was not asked for.
+    """
+    if column not in record["by"]:
+        raise ValueError(f"there are no lines by {column!r}; there are: {', '.join(record['by']) or 'none'}")
+    lines = [
+        {
+            column.removeprefix("data/"): one["value"],
+            "n": one["n"],
+            **{name: f"{100 * one[name]:.1f} %" for name in ("base", "merged")},
+            "difference": f"{signed_points(one['estimate'])} points",
+            "95 % interval": interval_text(one),
+            "gained": one["gained"],
+            "lost": one["lost"],
+        }
+        for one in record["by"][column]
+    ]
+    return pd.DataFrame(lines)
+
+
+def changed_answers(
+    tables: dict[str, pd.DataFrame], baseline: str = "base", other: str = "merged"
+) -> dict[str, pd.DataFrame]:
     """The problems whose greedy answer is right with one model only, or with neither.
 
     Returns:
@@ -278,41 +291,21 @@ def changes(tables: dict[str, pd.DataFrame], baseline: str = "base", other: str 
         after (completions) and the shares of sampled answers that are right (NaN without samples). Those that
         the samples confirm most come first.
     """
-    check_answers(tables, baseline, other)
-    sides = {side: tables[name] for side, name in (("before", baseline), ("after", other))}
-    greedy = {side: table[table["decoding"] == GREEDY].set_index("row").sort_index() for side, table in sides.items()}
-    shown = greedy["before"][["question", "gold"]].copy()
-    for side, table in sides.items():
-        shown[side] = greedy[side]["completion"]
-    for side, table in sides.items():
-        sampled = table[table["decoding"] == SAMPLED]
-        shown[f"sampled right {side}"] = sampled.groupby("row")["correct"].mean().reindex(shown.index)
-    change = shown["sampled right after"] - shown["sampled right before"]
-    was, now = (greedy[side]["correct"] for side in sides)
-    kinds = {"regressions": (was == 1) & (now == 0), "gains": (was == 0) & (now == 1)}
-    kinds["unchanged failures"] = (was == 0) & (now == 0)
-    order = {"regressions": change, "gains": -change, "unchanged failures": shown["sampled right after"]}
-    places = {kind: order[kind][these].sort_values(kind="stable").index for kind, these in kinds.items()}
-    return {kind: shown.loc[index].reset_index(drop=True) for kind, index in places.items()}
-
-
-def by_table(evaluation: dict[str, Any], column: str) -> pd.DataFrame:
-    """The lines by a column's values as a person reads them, the worst first.
-
-    Raises ValueError for a column that was not asked for.
-    """
-    if column not in evaluation["by"]:
-        raise ValueError(f"there are no lines by {column!r}; there are: {', '.join(evaluation['by']) or 'none'}")
-    found = [
-        {
-            column.removeprefix("data/"): one["value"],
-            "n": one["n"],
-            **{name: f"{100 * one[name]:.1f} %" for name in ("base", "merged")},
-            "difference": f"{signed(one['estimate'])} points",
-            "95 % interval": span(one),
-            "gained": one["gained"],
-            "lost": one["lost"],
-        }
-        for one in evaluation["by"][column]
-    ]
-    return pd.DataFrame(found)
+    check_comparable(tables, baseline, other)
+    greedy, sampled = {}, {}
+    for side, name in (("before", baseline), ("after", other)):
+        greedy[side] = tables[name][tables[name]["decoding"] == GREEDY].set_index("row").sort_index()
+        sampled[side] = tables[name][tables[name]["decoding"] == SAMPLED].groupby("row")["correct"].mean()
+    table = greedy["before"][["question", "gold"]].assign(**{side: one["completion"] for side, one in greedy.items()})
+    for side, share in sampled.items():
+        table[f"sampled right {side}"] = share.reindex(table.index)
+    now, change = table["sampled right after"], table["sampled right after"] - table["sampled right before"]
+    was_right, is_right = (one["correct"] == 1 for one in greedy.values())
+    was_wrong, is_wrong = (one["correct"] == 0 for one in greedy.values())
+    kinds = {
+        "regressions": (was_right & is_wrong, change),
+        "gains": (was_wrong & is_right, -change),
+        "unchanged failures": (was_wrong & is_wrong, now),
+    }
+    places = {kind: order[these].sort_values(kind="stable").index for kind, (these, order) in kinds.items()}
+    return {kind: table.loc[index].reset_index(drop=True) for kind, index in places.items()}

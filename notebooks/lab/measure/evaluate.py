@@ -1,6 +1,6 @@
-"""A fair before and after: the same held-out prompts, template and decoding for every model, and how sure the difference is.
+"""Every model answers the same held-out prompts, with the same template and decoding; the answers are kept as Parquet.
 
-`answer` asks each model and keeps what it said, `graded` scores that, `compare` makes `evaluation.json` of it.
+`collect_answers` asks a model, `grading.grade_answers` grades, `comparison.compare_models` makes `evaluation.json`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from typing import Any
 
 import pandas as pd
 
-from lab.files import Row, relative
-from lab.measure.grading import KEPT
-from lab.model.prompts import question_of, render
-from lab.model.sampling import Sampled, batches, sample_batches
-from lab.train.run_folder import write_table
+from lab.data.columns import data_columns
+from lab.files import Row, relative, write_parquet
+from lab.model.prompts import logged_prompt, question_of, render
+from lab.model.sampling import batches, sample_batches
 
 GREEDY, SAMPLED = "greedy", "sampled"
-ASKED = "asked"  # column: what model, prompts and settings the answers belong to
+PLACE = ["row", "decoding", "sample"]
+FROM_MODEL = ["completion", "tokens", "finished", "seconds"]
+ASKED = "asked"  # column: a hash of the model, prompts and settings that the answers belong to
 
 
 @dataclass(frozen=True)
-class Settings:
+class AnswerSettings:
     """How every model is asked.
 
     Raises ValueError for settings that cannot be.
@@ -42,9 +43,7 @@ class Settings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         if (
-            self.max_new_tokens < 1
-            or self.batch_size < 1
-            or self.n_samples < 0
+            min(self.max_new_tokens, self.batch_size, self.n_samples + 1) < 1
             or self.temperature <= 0
             or "" in self.stop
         ):
@@ -59,11 +58,11 @@ class Settings:
         return [(GREEDY, 1, 0.0)] + [(SAMPLED, self.n_samples, self.temperature)] * bool(self.n_samples)
 
 
-def answer(
+def collect_answers(
     model: Any,
     tokenizer: Any,
     rows: Sequence[Row],
-    settings: Settings,
+    settings: AnswerSettings,
     path: Path,
     identity: str,
     *,
@@ -72,8 +71,8 @@ def answer(
 ) -> pd.DataFrame:
     """One model's answers to the held-out rows, greedy and sampled, kept as Parquet at `path`.
 
-    After each batch a part is written beside it: a killed evaluation goes on where it was, and gives the same
-    answers as one that was not. Answers that are there already are read instead.
+    Each batch is written beside it. A killed evaluation continues with the first missing batch, and gives the same
+    answers as one that was not killed. Answers that are there already are read instead.
 
     Args:
         model: a model, or a function that loads one, called only where an answer is missing.
@@ -89,100 +88,84 @@ def answer(
         ValueError: without rows.
         OSError: where nothing can be written; all earlier batches stay.
     """
-    rows = list(rows)
+    rows, path = list(rows), Path(path)
     if not rows:
         raise ValueError("there are no held-out rows to answer: run notebook 01_prepare_data, or evaluate more of them")
-    path = Path(path)
     texts = [render(tokenizer, row["prompt"]) for row in rows]
-    asked = fingerprint(identity, texts, settings)
-    kept = read_answers(path, expected(range(len(rows)), settings.decodings), asked)
-    if kept is not None:
-        say(
-            f"{name}: these answers are in {relative(path)} already, and none is given again (to force it, delete the file)."
-        )
-        return with_rows(kept, rows, tokenizer, texts)
+    asked = json.dumps([identity, texts, asdict(settings)]).encode("utf-8", errors="surrogatepass")
+    asked = hashlib.sha256(asked).hexdigest()[:16]
+    table = read_answers(path, expected_answers(range(len(rows)), settings.decodings), asked)
+    if table is not None:
+        say(f"{name}: the answers in {relative(path)} are used again. Delete the file to ask the model anew.")
+        return with_rows(table, rows, tokenizer)
     parts = path.parent / f".{path.stem}.parts"
-    kept = pd.concat(asking(model, tokenizer, rows, texts, settings, parts / asked, name), ignore_index=True)
-    kept = kept.sort_values(["decoding", "row", "sample"], ignore_index=True).assign(**{ASKED: asked})
-    table = with_rows(kept, rows, tokenizer, texts)
-    write_table(table, path)
+    table = pd.concat(answer_batches(model, tokenizer, rows, settings, parts / asked, name), ignore_index=True)
+    table = with_rows(table.sort_values(["decoding", "row", "sample"]).assign(**{ASKED: asked}), rows, tokenizer)
+    write_parquet(table, path)
     shutil.rmtree(parts, ignore_errors=True)
     return table
 
 
-def fingerprint(identity: str, texts: Sequence[str], settings: Settings) -> str:
-    whole = json.dumps([identity, list(texts), asdict(settings)])
-    return hashlib.sha256(whole.encode("utf-8", errors="surrogatepass")).hexdigest()[:16]
-
-
-def asking(
-    model: Any, tokenizer: Any, rows: Sequence[Row], texts: Sequence[str], settings: Settings, parts: Path, name: str
+def answer_batches(
+    model: Any, tokenizer: Any, rows: Sequence[Row], settings: AnswerSettings, parts: Path, name: str
 ) -> Iterator[pd.DataFrame]:
-    """The batches' answers: those of earlier attempts, then the missing ones, each kept as soon as it is there."""
+    """The batches' answers: those of earlier attempts, then the missing ones, each written as soon as it is there."""
     from tqdm.auto import tqdm
 
+    prompts = [row["prompt"] for row in rows]
+    texts = [render(tokenizer, prompt) for prompt in prompts]
     for decoding, n, temperature in settings.decodings:
         plan = batches(texts, n, settings.batch_size)
         files = [parts / f"{decoding}-{number:05d}.parquet" for number in range(len(plan))]
-        found = [read_answers(file, expected(batch, [(decoding, n, temperature)])) for file, batch in zip(files, plan)]
-        yield from (table for table in found if table is not None)
-        done = {number for number, table in enumerate(found) if table is not None}
-        if len(done) == len(plan):
+        expected = [expected_answers(batch, [(decoding, n, temperature)]) for batch in plan]
+        there = {number: read_answers(*one) for number, one in enumerate(zip(files, expected))}
+        there = {number: table for number, table in there.items() if table is not None}
+        yield from there.values()
+        if len(there) == len(plan):
             continue
         model = model if hasattr(model, "generate") else model()
-        how = {"max_new_tokens": settings.max_new_tokens, "batch_size": settings.batch_size, "seed": settings.seed}
-        how |= {"n": n, "temperature": temperature, "stop": settings.stop, "skip": done}
-        made = sample_batches(model, tokenizer, [row["prompt"] for row in rows], **how)
+        how = asdict(settings) | {"n": n, "temperature": temperature, "skip": there}
+        del how["n_samples"]
         label = f"{name}, {GREEDY if decoding == GREEDY else f'temperature {temperature:g}'}"
-        with tqdm(total=len(rows), initial=sum(len(plan[k]) for k in done), desc=label, unit="prompt") as bar:
-            for file, (places, groups, seconds) in zip([file for k, file in enumerate(files) if k not in done], made):
-                table = lines(decoding, places, groups, seconds)
-                write_table(table, file)
+        missing = [file for number, file in enumerate(files) if number not in there]
+        with tqdm(total=len(rows), initial=sum(len(plan[k]) for k in there), desc=label, unit="prompt") as bar:
+            for file, (places, groups, seconds) in zip(missing, sample_batches(model, tokenizer, prompts, **how)):
+                answers = [(row, k, one) for row, group in zip(places, groups) for k, one in enumerate(group)]
+                each = seconds / len(answers)
+                lines = [(row, decoding, k, one.text, one.tokens, one.finished, each) for row, k, one in answers]
+                table = pd.DataFrame(lines, columns=PLACE + FROM_MODEL)
+                write_parquet(table, file)
                 bar.update(len(places))
                 yield table
 
 
-def lines(decoding: str, places: Sequence[int], groups: Sequence[Sequence[Sampled]], seconds: float) -> pd.DataFrame:
-    """A batch's answers, a line each; its seconds are shared equally."""
-    each = seconds / max(1, sum(map(len, groups)))
-    answers = [(row, k, one) for row, group in zip(places, groups) for k, one in enumerate(group)]
-    found = [(row, decoding, k, one.text, one.tokens, one.finished, each) for row, k, one in answers]
-    return pd.DataFrame(found, columns=KEPT)
-
-
-def expected(places: Collection[int], decodings: Sequence[tuple[str, int, float]]) -> set[tuple[int, str, int]]:
+def expected_answers(places: Collection[int], decodings: Sequence[tuple[str, int, float]]) -> set[tuple[int, str, int]]:
     """(row, decoding, sample) of the answers that must be there."""
     return {(row, decoding, k) for decoding, n, _ in decodings for row in places for k in range(n)}
 
 
-def read_answers(path: Path, wanted: set[tuple[int, str, int]], asked: str | None = None) -> pd.DataFrame | None:
-    """The kept answers; None where the file is missing or damaged, or has other answers than those wanted."""
+def read_answers(path: Path, expected: set[tuple[int, str, int]], asked: str | None = None) -> pd.DataFrame | None:
+    """The kept answers; None where the file is missing or damaged, or has other answers than those expected."""
     import pyarrow as pa
 
-    columns = KEPT + [ASKED] * (asked is not None)
     try:
-        table = pd.read_parquet(path, columns=columns)
+        table = pd.read_parquet(path, columns=PLACE + FROM_MODEL + [ASKED] * (asked is not None))
     except (OSError, ValueError, KeyError, pa.ArrowException):
         return None
     there = set(zip(table["row"], table["decoding"], table["sample"]))
-    if len(table) != len(wanted) or there != wanted or table.isna().any(axis=None):
+    if len(table) != len(expected) or there != expected or table.isna().any(axis=None):
         return None
     return None if asked is not None and set(table[ASKED]) != {asked} else table
 
 
-def with_rows(kept: pd.DataFrame, rows: Sequence[Row], tokenizer: Any, texts: Sequence[str]) -> pd.DataFrame:
+def with_rows(answers: pd.DataFrame, rows: Sequence[Row], tokenizer: Any) -> pd.DataFrame:
     """Answers with their prompts, questions, golds and data columns, as these are now."""
-    from lab.data.dataset import data_columns  # which loads transformers
-
-    ids = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-    about = pd.DataFrame(
-        {
-            "prompt": tokenizer.batch_decode(ids, skip_special_tokens=True),
-            "question": [str(row.get("question") or question_of(row["prompt"])) for row in rows],
-            "gold": [str(row["answer"]) for row in rows],
-            **data_columns([{name: row[name] for name in row if name not in ("question", "answer")} for row in rows]),
-        }
-    )
-    about = about.iloc[kept["row"]].reset_index(drop=True)
-    kept = kept.reset_index(drop=True)
-    return pd.concat([kept[KEPT[:3]], about, kept[[name for name in kept if name not in KEPT[:3]]]], axis=1)
+    columns = data_columns([{name: row[name] for name in row if name not in ("question", "answer")} for row in rows])
+    about = {
+        "prompt": [logged_prompt(tokenizer, row["prompt"]) for row in rows],
+        "question": [str(row.get("question") or question_of(row["prompt"])) for row in rows],
+        "gold": [str(row["answer"]) for row in rows],
+    }
+    about = pd.DataFrame({**about, **columns}).iloc[answers["row"]].reset_index(drop=True)
+    answers = answers.reset_index(drop=True)
+    return pd.concat([answers[PLACE], about, answers.drop(columns=PLACE)], axis=1)

@@ -1,7 +1,7 @@
 """Before any training: do samples of the base policy carry a signal that GRPO can learn from?
 
-GRPO compares the completions of one prompt with each other, so a group in which all have the same
-total reward teaches nothing. `preflight` measures that on sampled groups and gives the worst of:
+GRPO compares the completions of one prompt with each other. A group in which all have the same total
+reward teaches nothing. `preflight` measures that on sampled groups and gives the worst of:
 
 | finding                                                                         | verdict |
 |---------------------------------------------------------------------------------|---------|
@@ -27,15 +27,17 @@ With fewer than 32 completions only a failing reward is a no-go; any other no-go
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from lab.measure.estimates import pass_at_k, share_interval
+from lab.files import Row
+from lab.measure.estimates import pass_at_k, sample_sizes, share_interval
 from lab.measure.grading import score_groups
 from lab.model.sampling import Sampled
+from scoring.right import RIGHT_FROM, deciding_rewards, right_or_wrong
 
 NO_SIGNAL = 0.10  # below it nine of ten groups are sampled and scored for nothing
 LITTLE_SIGNAL = 0.40  # below it most of the sampling is wasted: training works, at more than twice the cost
@@ -56,83 +58,100 @@ AHA = {
     "let me re-…": r"let(?: me|'s) re-?(?:calculate|check|compute|consider|count|do|evaluate|examine|read|think|verify)",
     "on second thought": r"on second thoughts?",
 }
+LONGER = "Raise max_completion_length, unless the completions only ramble."
+HARDER = "Take harder data: problems that the base often gets wrong."
+FAILING = (
+    "Take easier data, or mix some in.",
+    "Run SFT on worked examples first.",
+    "Add a softer reward that tells a near miss from a complete one.",
+    "Try another base model.",
+)
 
 
 class Finding(NamedTuple):
-    verdict: str
+    verdict: str  # no-go, weak or go
     reason: str
     advice: tuple[str, ...] = ()
+
+
+def weak(reason: str, *advice: str) -> Finding:
+    return Finding("weak", reason, advice)
+
+
+def no_go(reason: str, *advice: str) -> Finding:
+    return Finding("no-go", reason, advice)
 
 
 def preflight(
     functions: Sequence[Any],
     weights: Mapping[str, float],
-    rows: Sequence[dict[str, Any]],
+    rows: Sequence[Row],
     groups: Sequence[Sequence[Sampled]],
     *,
     seconds: float | None = None,
-) -> dict[str, Any]:
+) -> Row:
     """The JSON-able record of all measurements, with `verdict`, `reasons` (worst first) and `advice`.
 
     Args:
-        functions: reward functions in TRL's signature; one without `high` gets the highest score seen as its top.
+        functions: rewards; one without a range gets the lowest and highest score seen as its range.
         weights: by name; a reward with weight 0 or none is measured, but not part of the total.
         rows: data-set rows, one a group.
         groups: the completions of each row, in groups of one size.
         seconds: what the sampling took; gives completions per second.
 
-    Raises ValueError, with the way out, for input that is no set of groups or no choice of rewards.
+    Raises:
+        ValueError: with the way out, for input that is no set of groups or no choice of rewards.
     """
     check_input(functions, weights, rows, groups)
+    scores, errors, failed = score_each(functions, rows, groups)
     shape = (len(groups), len(groups[0]))
-    columns, errors, failed = score_each(functions, rows, groups)
-    total = sum(
-        (np.nan_to_num(columns[name]) * weight for name, weight in weights.items() if name in columns), np.zeros(shape)
-    )
-    lines = {f.__name__: measure(f, weights.get(f.__name__) or 0.0, columns.get(f.__name__)) for f in functions}
-    for name, line in lines.items():
-        line |= {"failed": failed.get(name, 0), "error": errors.get(name)}
+    parts = (np.nan_to_num(scores[name]) * weight for name, weight in weights.items() if name in scores)
+    total = sum(parts, np.zeros(shape))
+    rewards = {}
+    for function in functions:
+        name = function.__name__
+        rewards[name] = reward_record(function, weights.get(name) or 0.0, scores.get(name))
+        rewards[name] |= {"failed": failed[name], "error": errors.get(name)}
     sampled = [one for group in groups for one in group]
     record = {
         "groups": shape[0],
         "group_size": shape[1],
         "completions": len(sampled),
-        "rewards": lines,
+        "rewards": rewards,
         "total": {"weight": None, **spread(total)},
-        "pass": pass_section(functions, lines, columns, total),
+        "pass": pass_record(functions, rewards, scores, total),
         "clipped_share": float(np.mean([not one.finished for one in sampled])),
         "mean_tokens": float(np.mean([one.tokens for one in sampled])),
         "completions_per_second": len(sampled) / seconds if seconds else None,
-        "correlation": correlation(columns),
-        "aha": aha([one.text for one in sampled]),
+        "correlation": correlation(scores),
+        "aha": count_aha_words([one.text for one in sampled]),
         "totals": total.round(6).tolist(),
     }
-    return {**judge(record), **record}
+    return {**judge_signal(record), **record}
 
 
-def check_input(
-    functions: Sequence[Any], weights: Mapping[str, float], rows: Sequence, groups: Sequence[Sequence]
-) -> None:
+def check_input(functions: Sequence[Any], weights: Mapping[str, float], rows: Sequence, groups: Sequence) -> None:
     """Raises ValueError, saying what to change, where there is nothing to compare."""
     names = [function.__name__ for function in functions]
     sizes = sorted({len(group) for group in groups})
     unknown = [name for name in weights if name not in names]
     if not groups or len(groups) != len(rows):
-        raise ValueError(
-            f"There are {len(groups)} groups for {len(rows)} rows: sample one group of completions for each row."
-        )
-    if len(sizes) > 1 or sizes[0] < 2:
-        raise ValueError(
+        problem = f"There are {len(groups)} groups for {len(rows)} rows: sample one group of completions for each row."
+    elif len(sizes) > 1 or sizes[0] < 2:
+        problem = (
             f"The groups have {sizes} completions: GRPO compares groups of one size, at least 2 (NUM_GENERATIONS)."
         )
-    if len(set(names)) < len(names):
-        raise ValueError(f"Two rewards have the same name among {names}: rename one, TRL would merge their metrics.")
-    if unknown:
-        raise ValueError(
+    elif len(set(names)) < len(names):
+        problem = f"Two rewards have the same name among {names}: rename one, TRL would merge their metrics."
+    elif unknown:
+        problem = (
             f"WEIGHTS names {unknown[0]!r}, but the rewards are {', '.join(names)}: correct the name, or remove it."
         )
-    if not any(weights.values()):
-        raise ValueError("Every weight is 0: give at least one reward a weight.")
+    elif not any(weights.values()):
+        problem = "Every weight is 0: give at least one reward a weight."
+    else:
+        return
+    raise ValueError(problem)
 
 
 def score_each(functions: Sequence[Any], rows: Sequence, groups: Sequence) -> tuple[dict, dict, dict]:
@@ -152,7 +171,7 @@ def score_each(functions: Sequence[Any], rows: Sequence, groups: Sequence) -> tu
     return columns, errors, failed
 
 
-def spread(scores: np.ndarray) -> dict[str, Any]:
+def spread(scores: np.ndarray) -> Row:
     """Mean, sample standard deviation within the groups, and where there is none; scores: (groups, completions)."""
     valid = scores[~np.isnan(scores)]
     within = pd.DataFrame(scores).std(axis=1).fillna(0.0)
@@ -165,91 +184,83 @@ def spread(scores: np.ndarray) -> dict[str, Any]:
     }
 
 
-def declares_range(function: Any) -> bool:
+def has_range(function: Any) -> bool:
     return bool(np.isfinite([getattr(function, "low", np.nan), getattr(function, "high", np.nan)]).all())
 
 
-def measure(function: Any, weight: float, scores: np.ndarray | None) -> dict[str, Any]:
+def reward_record(function: Any, weight: float, scores: np.ndarray | None) -> Row:
     """One reward's line of the record; `low` and `high` are those seen where the function declares none."""
     if scores is None:
         return {"weight": float(weight), **dict.fromkeys(spread(np.zeros((1, 2)))), "low": None, "high": None}
     valid = scores[~np.isnan(scores)]
-    low, high = (
-        (valid.min(), valid.max()) if valid.size and np.ptp(valid) > SAME else (0.0, 1.0)
-    )  # all 0 is not the top
-    low, high = (function.low, function.high) if declares_range(function) else (low, high)
+    low, high = (valid.min(), valid.max()) if valid.size and np.ptp(valid) > SAME else (0.0, 1.0)  # all 0 is no top
+    low, high = (function.low, function.high) if has_range(function) else (low, high)
     return {"weight": float(weight), **spread(scores), "low": float(low), "high": float(high)}
 
 
-def pass_section(
-    functions: Sequence[Any], lines: dict[str, dict[str, Any]], columns: dict[str, np.ndarray], total: np.ndarray
-) -> dict[str, Any]:
-    """Which score decides that a completion is right, and pass@k for k = 1, 2, 4, … with intervals.
+def pass_record(functions: Sequence[Any], rewards: Row, scores: dict[str, np.ndarray], total: np.ndarray) -> Row:
+    """Who decides that a completion is right, and pass@k for k = 1, 2, 4, … with intervals.
 
-    The weighted reward that claims correctness decides, the heaviest where there are several; without
-    one, the highest total that the weights allow. A prompt that it gives only None is left out.
+    The weighted rewards that claim correctness decide (`scoring.right`). Without one, the highest total that the
+    weights allow is right. A prompt of which the deciding rewards say only None is left out.
     """
-    used = [f for f in functions if lines[f.__name__]["weight"] and not lines[f.__name__]["error"]]
-    claims = [f for f in used if getattr(f, "claims_correctness", False) and lines[f.__name__]["weight"] > 0]
-    if claims:
-        used = [max(claims, key=lambda f: lines[f.__name__]["weight"])]
-        by = used[0].__name__
-        scores, top = columns[by], lines[by]["high"]
+    used = [f for f in functions if rewards[f.__name__]["weight"] and not rewards[f.__name__]["error"]]
+    deciding = deciding_rewards(used, [rewards[f.__name__]["weight"] for f in used])
+    if deciding:
+        ranges = {f.__name__: (rewards[f.__name__]["low"], rewards[f.__name__]["high"]) for f in deciding}
+        flat = pd.DataFrame({name: scores[name].ravel() for name in ranges})
+        right = right_or_wrong(flat, ranges).to_numpy().reshape(total.shape)
+        by, places = ", ".join(ranges), [low + RIGHT_FROM * (high - low) for low, high in ranges.values()]
+        when = f"{by} reaches {places[0]:g}" if len(ranges) == 1 else f"the mean place of {by} reaches {RIGHT_FROM:g}"
     else:
-        by, scores, asked = "total", total, [lines[f.__name__] for f in used]
-        top = sum(line["weight"] * line["high" if line["weight"] > 0 else "low"] for line in asked)
-    judged = scores[~np.isnan(scores).all(axis=1)]
-    right = (judged >= top - SAME).sum(axis=1)
-    size = scores.shape[1]
-    sizes = [2**i for i in range(size.bit_length()) if 2**i < size] + [size]
-    guessed = "" if all(map(declares_range, used)) else ", assumed from the scores seen: it declares no range"
+        lines = [rewards[f.__name__] for f in used]
+        top = sum(line["weight"] * line["high" if line["weight"] > 0 else "low"] for line in lines)
+        right, by, when = (total >= top - SAME).astype(float), "total", f"total reaches {top:g}"
+    judged = np.nan_to_num(right[~np.isnan(right).all(axis=1)]).sum(axis=1)  # right completions of each prompt
+    size = total.shape[1]
+    at = {k: [pass_at_k(size, int(c), k) for c in judged] for k in sample_sizes(size) if len(judged)}
+    assumed = "" if all(map(has_range, deciding or used)) else ", assumed from the scores seen: it declares no range"
     return {
         "decided_by": by,
-        "right_when": f"{by} reaches {top:g}{guessed}",
-        "claims_correctness": bool(claims),
+        "right_when": when + assumed,
+        "claims_correctness": bool(deciding),
         "prompts": len(judged),
-        "right": int(right.sum()),
-        "at": {str(k): share_interval([pass_at_k(size, int(c), k) for c in right], 0, 1) for k in sizes}
-        if len(judged)
-        else {},
+        "right": int(judged.sum()),
+        "at": {str(k): share_interval(values, 0, 1) for k, values in at.items()},
     }
 
 
-def correlation(columns: dict[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
+def correlation(scores: dict[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
     """Pearson correlation of the rewards within the groups: each score minus its group's mean, as GRPO sees it.
 
     None where a reward never varies within a group, or two rewards share no scored completion.
     """
     centred = {}
-    for name, scores in columns.items():
-        frame = pd.DataFrame(scores)
-        centred[name] = (
-            frame.sub(frame.mean(axis=1), axis=0).round(9).to_numpy().ravel()
-        )  # rounded: noise must not correlate
+    for name, values in scores.items():
+        frame = pd.DataFrame(values)  # rounded below: noise must not correlate
+        centred[name] = frame.sub(frame.mean(axis=1), axis=0).round(9).to_numpy().ravel()
     table = pd.DataFrame(centred).corr()
     return {a: {b: None if np.isnan(r) else float(r) for b, r in table[a].items()} for a in table}
 
 
-def aha(texts: Sequence[str]) -> dict[str, Any]:
+def count_aha_words(texts: Sequence[str]) -> Row:
     """Share of completions with any word of reconsidering, and how many have each: nothing to credit training with."""
     hits = {
         word: [bool(re.search(rf"\b(?:{pattern})\b", text.replace("’", "'"), re.IGNORECASE)) for text in texts]
         for word, pattern in AHA.items()
     }
-    return {
-        "share": float(np.any(list(hits.values()), axis=0).mean()),
-        "words": {word: sum(seen) for word, seen in hits.items()},
-    }
+    share = float(np.any(list(hits.values()), axis=0).mean())
+    return {"share": share, "words": {word: sum(seen) for word, seen in hits.items()}}
 
 
-def judge(record: dict[str, Any]) -> dict[str, Any]:
+def judge_signal(record: Row) -> Row:
     """Verdict, reasons and advice: the worst of all findings, all of them listed."""
-    findings = broken(record)
-    if any(line["weight"] and not line["error"] for line in record["rewards"].values()):
+    findings = list(about_failures(record))
+    if weighted(record):
         found = [*about_right(record), *about_signal(record), *about_rewards(record), *about_length(record)]
         if record["completions"] < ENOUGH and any(finding.verdict == "no-go" for finding in found):
             more = f"Sample at least {ENOUGH} completions: {record['completions']} are too few to say no-go."
-            found = [Finding("weak", finding.reason, (more, *finding.advice)) for finding in found]
+            found = [weak(finding.reason, more, *finding.advice) for finding in found]
         findings += found
     findings = findings or [Finding("go", headroom(record))]
     findings.sort(key=lambda finding: ("no-go", "weak", "go").index(finding.verdict))
@@ -260,7 +271,7 @@ def judge(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def headroom(record: dict[str, Any]) -> str:
+def headroom(record: Row) -> str:
     n, size, passed = record["groups"], record["group_size"], record["pass"]
     differ = n - round(n * record["total"]["groups_without_spread"])
     first, last = (percent(passed["at"][str(k)]["estimate"]) for k in (1, size))
@@ -270,138 +281,106 @@ def headroom(record: dict[str, Any]) -> str:
     )
 
 
-def broken(record: dict[str, Any]) -> list[Finding]:
-    return [
-        Finding("no-go", f"{name} failed: {line['error']}", (f"Repair {name}, and call it on one completion by hand.",))
-        if line["weight"]
-        else Finding(
-            "weak", f"{name} failed, but has weight 0: {line['error']}", (f"Repair {name} before it gets a weight.",)
-        )
-        for name, line in record["rewards"].items()
-        if line["error"]
-    ]
+def about_failures(record: Row) -> Iterator[Finding]:
+    """Rewards that raised, or returned what is no score."""
+    for name, line in record["rewards"].items():
+        if line["error"] and line["weight"]:
+            yield no_go(f"{name} failed: {line['error']}", f"Repair {name}, and call it on one completion by hand.")
+        elif line["error"]:
+            reason = f"{name} failed, but has weight 0: {line['error']}"
+            yield weak(reason, f"Repair {name} before it gets a weight.")
 
 
-def about_right(record: dict[str, Any]) -> list[Finding]:
-    """Whether the reward that decides what is right says: always, never, hardly ever, or nothing at all."""
-    passed, size = record["pass"], record["group_size"]
-    name, at = passed["decided_by"], passed["at"]
-    others = [
-        other for other in weighted(record) if other != name and signal_share(record["rewards"][other]) >= NO_SIGNAL
-    ]
+def about_right(record: Row) -> Iterator[Finding]:
+    """Whether what decides says right always, never, hardly ever, or nothing at all."""
+    passed, size, rewards = record["pass"], record["group_size"], record["rewards"]
+    by, at, judged = passed["decided_by"], passed["at"], passed["prompts"] * size
+    deciding = by.split(", ") if passed["claims_correctness"] else []
+    others = [name for name in weighted(record) if name not in deciding and signal_share(rewards[name]) >= NO_SIGNAL]
+    style = ", ".join(others)
     if not at:
-        advice = f"Compare the column that {name} reads with what it expects, and look at one gold answer."
-        return [
-            Finding(
-                "no-go", f"{name} is None on all {record['completions']} completions: nothing can be judged", (advice,)
-            )
-        ]
-    if at["1"]["estimate"] >= SOLVED - SAME:
-        return [solved(record, others if passed["claims_correctness"] else [])]
-    if not passed["claims_correctness"]:
-        return []  # a graded total can be climbed without anybody ever at its top
-    if not passed["right"]:
-        return [never_right(record, others)]
-    if at[str(size)]["estimate"] < RARE:
-        reason = f"pass@{size} is {percent(at[str(size)]['estimate'])} by {name}: few groups hold a right completion to amplify"
-        return [Finding("weak", reason, ("Take a larger group (num_generations), or easier data first.",))]
-    return []
+        advice = f"Compare the column that {by} reads with what it expects, and look at one gold answer."
+        yield no_go(f"{by} is None on all {record['completions']} completions: nothing can be judged", advice)
+    elif at["1"]["estimate"] >= SOLVED - SAME:
+        share = percent(passed["right"] / judged)
+        seen = f"{passed['right']} of {judged} completions are right by {by} (pass@1 {share})"
+        if deciding and others:
+            advice = "Take harder data, or train on if the style is all that you want."
+            yield weak(f"{seen}: only the style ({style}) remains to be learned", advice)
+        else:
+            yield no_go(f"{seen}: nothing to learn", HARDER)
+    elif not deciding:
+        return  # a graded total can be climbed without anybody ever at its top
+    elif not passed["right"]:
+        bound = percent(at[str(size)]["high"])
+        prompts = f"none of {passed['prompts']} × {size} completions"
+        reason = f"{prompts} is right by {by} (pass@{size} at most {bound}, 95 % interval)"
+        if max(signal_share(rewards[name]) for name in deciding) >= NO_SIGNAL:
+            yield weak(f"{reason}: only its partial scores can be climbed", *FAILING)
+            return
+        left = f"only {style} could be learned, not the task" if others else "nothing to amplify"
+        longer = (LONGER,) if record["clipped_share"] > CUT else ()  # what is cut before its answer cannot be right
+        yield no_go(
+            f"{reason}: {left}", f"First see that {by} gives a perfect completion its top score.", *longer, *FAILING
+        )
+    elif at[str(size)]["estimate"] < RARE:
+        share = percent(at[str(size)]["estimate"])
+        reason = f"pass@{size} is {share} by {by}: few groups hold a right completion to amplify"
+        yield weak(reason, "Take a larger group (num_generations), or easier data first.")
 
 
-def solved(record: dict[str, Any], others: list[str]) -> Finding:
-    passed = record["pass"]
-    right, judged = passed["right"], passed["prompts"] * record["group_size"]
-    seen = f"{right} of {judged} completions are right by {passed['decided_by']} (pass@1 {percent(right / judged)})"
-    if others:
-        advice = "Take harder data, or train on if the style is all that you want."
-        return Finding("weak", f"{seen}: only the style ({', '.join(others)}) remains to be learned", (advice,))
-    return Finding("no-go", f"{seen}: nothing to learn", (HARDER,))
-
-
-def never_right(record: dict[str, Any], others: list[str]) -> Finding:
-    passed, size = record["pass"], record["group_size"]
-    name, bound = passed["decided_by"], percent(passed["at"][str(size)]["high"])
-    reason = f"none of {passed['prompts']} × {size} completions is right by {name} (pass@{size} at most {bound}, 95 % interval)"
-    if signal_share(record["rewards"][name]) >= NO_SIGNAL:
-        return Finding("weak", f"{reason}: only its partial scores can be climbed", FAILING)
-    left = f"only {', '.join(others)} could be learned, not the task" if others else "nothing to amplify"
-    check = f"First see that {name} gives a perfect completion its top score."
-    longer = (LONGER,) if record["clipped_share"] > CUT else ()  # what is cut before its answer cannot be right
-    return Finding("no-go", f"{reason}: {left}", (check, *longer, *FAILING))
-
-
-LONGER = "Raise max_completion_length, unless the completions only ramble."
-HARDER = "Take harder data: problems that the base often gets wrong."
-FAILING = (
-    "Take easier data, or mix some in.",
-    "Run SFT on worked examples first.",
-    "Add a softer reward that tells a near miss from a complete one.",
-    "Try another base model.",
-)
-
-
-def about_signal(record: dict[str, Any]) -> list[Finding]:
+def about_signal(record: Row) -> Iterator[Finding]:
     """Groups without spread in the total, with advice that depends on whether they succeed, fail or agree."""
     n, share = record["groups"], signal_share(record["total"])
     if share >= LITTLE_SIGNAL:
-        return []
+        return
     same = n - round(n * share)
     reason = f"in {same} of {n} groups all completions have the same total reward: GRPO learns nothing from those"
-    advice = (
-        "Take a larger group (num_generations) or a higher temperature.",
-        "Drop prompts that are always solved or never.",
-    )
+    larger = "Take a larger group (num_generations) or a higher temperature."
+    advice = (larger, "Drop prompts that are always solved or never.")
     if record["pass"]["at"]:
         first = record["pass"]["at"]["1"]["estimate"]
         advice = (HARDER,) if first >= SOLVED - SAME else FAILING if first <= 1 - SOLVED else advice
-    return [Finding("no-go" if share < NO_SIGNAL else "weak", reason, advice)]
+    yield (no_go if share < NO_SIGNAL else weak)(reason, *advice)
 
 
-def about_rewards(record: dict[str, Any]) -> list[Finding]:
+def about_rewards(record: Row) -> Iterator[Finding]:
     """What single weighted rewards do wrong: constant, often None, or against correctness."""
-    found, by, n = [], record["pass"]["decided_by"], record["completions"]
+    n, passed = record["completions"], record["pass"]
+    deciding = passed["decided_by"].split(", ")
     for name in weighted(record):
         line = record["rewards"][name]
-        if line["constant"] and name != by:  # of the deciding one `about_right` has said it
+        if line["constant"] and name not in deciding:  # of a deciding one `about_right` has said it
             where = f"{name} gave {line['mean']:g} to all {n - round(n * line['none_share'])} completions"
             if line["mean"] >= line["high"] - SAME:
-                found.append(Finding("weak", f"{where}: it adds nothing", (f"Set the weight of {name} to 0.",)))
+                yield weak(f"{where}: it adds nothing", f"Set the weight of {name} to 0.")
             else:
                 reason = f"{where}: too strict, or a bug such as a regex without DOTALL"
-                found.append(
-                    Finding("weak", reason, (f"Try {name} on a perfect completion; soften it if that scores well.",))
-                )
+                yield weak(reason, f"Try {name} on a perfect completion; soften it if that scores well.")
         if line["failed"] > NONE_SHARE * n:
             reason = f"{name} could not score {line['failed']} of {n} completions: what it depends on did not answer"
-            found.append(
-                Finding("weak", reason, (f"See the warning that {name} logged, and make its service answer.",))
-            )
-        elif line["none_share"] > NONE_SHARE and (name != by or record["pass"]["at"]):
+            yield weak(reason, f"See the warning that {name} logged, and make its service answer.")
+        elif line["none_share"] > NONE_SHARE and (name not in deciding or passed["at"]):
             reason = f"{name} is None on {percent(line['none_share'])} of the completions, which counts as 0 there"
-            found.append(
-                Finding("weak", reason, (f"Drop rows whose gold answer {name} cannot score, or correct their column.",))
-            )
-        against = record["correlation"].get(by, {}).get(name)
-        if name != by and against is not None and against * np.sign(line["weight"]) < PULL:
-            reason = f"{name}, as weighted, and {by} pull apart: correlation {against:+.2f} within the groups"
-            found.append(
-                Finding("weak", reason, (f"Lower the weight of {name}, or pay for it only where the answer is right.",))
-            )
-    return found
+            yield weak(reason, f"Drop rows whose gold answer {name} cannot score, or correct their column.")
+        for by in deciding:
+            against = record["correlation"].get(by, {}).get(name)
+            if name not in deciding and against is not None and against * np.sign(line["weight"]) < PULL:
+                reason = f"{name}, as weighted, and {by} pull apart: correlation {against:+.2f} within the groups"
+                yield weak(reason, f"Lower the weight of {name}, or pay for it only where the answer is right.")
 
 
-def about_length(record: dict[str, Any]) -> list[Finding]:
-    if record["clipped_share"] <= CUT:
-        return []
-    reason = f"{percent(record['clipped_share'])} of the completions are cut at the token limit, before their answer"
-    return [Finding("weak", reason, (LONGER,))]
+def about_length(record: Row) -> Iterator[Finding]:
+    if record["clipped_share"] > CUT:
+        share = percent(record["clipped_share"])
+        yield weak(f"{share} of the completions are cut at the token limit, before their answer", LONGER)
 
 
-def weighted(record: dict[str, Any]) -> list[str]:
+def weighted(record: Row) -> list[str]:
     return [name for name, line in record["rewards"].items() if line["weight"] and not line["error"]]
 
 
-def signal_share(line: dict[str, Any]) -> float:
+def signal_share(line: Row) -> float:
     return round(1.0 - line["groups_without_spread"], 9)  # 1 - 0.9 is to be 0.1, which is not below 10 %
 
 
@@ -409,9 +388,8 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def signal_table(record: dict[str, Any]) -> pd.DataFrame:
+def signal_table(record: Row) -> pd.DataFrame:
     """One line a reward, and the total: how it spreads within the groups. Empty cells where it failed."""
-    lines = {**record["rewards"], "total": record["total"]}
     columns = {
         "weight": "weight",
         "mean": "mean",
@@ -419,29 +397,27 @@ def signal_table(record: dict[str, Any]) -> pd.DataFrame:
         "groups_without_spread": "share of groups without spread",
         "none_share": "share of None",
     }
-    return pd.DataFrame(lines).T[list(columns)].astype(float).rename(columns=columns)
+    table = pd.DataFrame({**record["rewards"], "total": record["total"]}).T
+    return table[list(columns)].astype(float).rename(columns=columns)
 
 
-def facts_table(record: dict[str, Any]) -> pd.DataFrame:
+def facts_table(record: Row) -> pd.DataFrame:
     """What the base policy can do and how it writes, with 95 % intervals where they are known."""
-    passed = record["pass"]
+    passed, aha = record["pass"], record["aha"]
     lines = {
-        f"pass@{k}, by {passed['decided_by']}": (
-            percent(at["estimate"]),
-            f"{percent(at['low'])} to {percent(at['high'])}",
-        )
-        for k, at in passed["at"].items()
+        f"pass@{k}, by {passed['decided_by']}": (percent(a["estimate"]), f"{percent(a['low'])} to {percent(a['high'])}")
+        for k, a in passed["at"].items()
     }
     lines["cut at the token limit"] = (percent(record["clipped_share"]), "")
     lines["mean tokens"] = (f"{record['mean_tokens']:.0f}", "")
     if record["completions_per_second"]:
         lines["completions per second"] = (f"{record['completions_per_second']:.1f}", "")
-    said = ", ".join(f"{word} {count}" for word, count in record["aha"]["words"].items() if count)
-    lines["with words of reconsidering"] = (percent(record["aha"]["share"]) + (f" ({said})" if said else ""), "")
+    words = ", ".join(f"{word} {count}" for word, count in aha["words"].items() if count)
+    lines["with words of reconsidering"] = (percent(aha["share"]) + (f" ({words})" if words else ""), "")
     return pd.DataFrame(lines, index=["value", "95 % interval"]).T
 
 
-def verdict_text(record: dict[str, Any]) -> str:
+def verdict_text(record: Row) -> str:
     """The verdict with its reasons, and what to change, a line each."""
     first, *rest = record["reasons"]
     lines = [f"{record['verdict']}: {first}", *(f"  also: {reason}" for reason in rest)]

@@ -1,4 +1,4 @@
-"""Which model to load, how a chat becomes its prompt, and sampling from it in batches."""
+"""Which model to load, in which number type, and loading it without Unsloth."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ GPU_CODER = "unsloth/Qwen2.5-Coder-1.5B-Instruct"
 
 
 def choose_model(name: str = "auto", on_gpu: str = GPU_MODEL) -> str:
-    """The model to load: `auto` is a real instruct model on a CUDA GPU, the starter policy elsewhere; `starter` is that
-    policy on any machine."""
+    """The model to load. `auto` is a real instruct model on a CUDA GPU and the starter policy elsewhere.
+
+    `starter` is that policy on any machine; any other name stays as it is.
+    """
     import torch
 
     if name not in ("auto", "starter"):
@@ -32,20 +34,19 @@ def precision() -> dict[str, bool]:
     return {"bf16": bf16, "fp16": not bf16}
 
 
-def read_config(name: str) -> Any:
-    """The model's configuration, without its weights."""
-    from transformers import AutoConfig
+def half_type(settings: Mapping[str, Any]) -> Any:
+    """torch's type for `bf16` or `fp16`; None where neither is on."""
+    import torch
 
-    return AutoConfig.from_pretrained(name)
+    return torch.bfloat16 if settings.get("bf16") else torch.float16 if settings.get("fp16") else None
 
 
 def weight_type(settings: Mapping[str, Any], full_finetuning: bool = False) -> dict[str, Any]:
-    """The keywords that Unsloth's loader needs for weights of the type that these settings train in.
+    """The keywords that make Unsloth's loader load weights of the type that these settings train in.
 
-    On a card it is said what `bf16` and `fp16` say: Unsloth loads bfloat16 where the card has it, and its trainer
-    raises for the other one only after loading. Where every weight is trained they are kept in 32 bits, for which the two
-    backends have different words: a bfloat16 weight has 8 bits, and Unsloth trains in it unless told otherwise, so that
-    an update below 0.4 % of a weight, nearly every one at full fine-tuning's rates, is rounded away.
+    Unsloth loads bfloat16 where the card has it, and its trainer raises for fp16 settings only after loading.
+    Where every weight is trained, they are kept in 32 bits: a bfloat16 weight has 8 bits, so that an update below
+    0.4 % of it is rounded away, as nearly all are at the learning rates of full fine-tuning.
     """
     import torch
 
@@ -53,13 +54,6 @@ def weight_type(settings: Mapping[str, Any], full_finetuning: bool = False) -> d
         return {"dtype": torch.float32} if full_finetuning else {}
     half = {"dtype": half_type(settings)} if half_type(settings) else {}
     return {**half, "float32_mixed_precision": True} if full_finetuning else half
-
-
-def half_type(settings: Mapping[str, Any]) -> Any:
-    """torch's type for `bf16` or `fp16`; None where neither is on."""
-    import torch
-
-    return torch.bfloat16 if settings.get("bf16") else torch.float16 if settings.get("fp16") else None
 
 
 def sharded() -> bool:
@@ -72,41 +66,28 @@ def load_plain(
 ) -> tuple[Any, Any]:
     """Model and tokenizer by transformers, in 4 bits (NF4, double quantization) by bitsandbytes.
 
-    The weights are of the type that `settings` train in (`bf16`, `fp16`), or that the card has. Each process takes its
-    own card. Where the weights will be sharded they are not placed at all, and GRPOConfig must have been made before:
-    DeepSpeed splits them while they load.
+    The weights have the type that `settings` train in (`bf16`, `fp16`), or that the card has. Each process takes its
+    own card. Weights that will be sharded are not placed. GRPOConfig must then be made before, because DeepSpeed
+    splits them while they load.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-    # what is trained as a whole stays in 32 bits: see `weight_type`, and the fp16 scaler wants it so
+    # weights that are all trained stay in 32 bits: see `weight_type`, and the scaler of fp16 needs it
     dtype = None if full_finetuning else half_type(precision() if settings is None else settings)
     dtype = dtype or torch.float32
-    small = BitsAndBytesConfig(
+    quantization = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
     )
     card = int(os.environ.get("LOCAL_RANK", "0")) if torch.cuda.is_available() else "cpu"
     place = None if sharded() else {"": card}
     model = AutoModelForCausalLM.from_pretrained(
-        name, dtype=dtype, device_map=place, quantization_config=small if load_in_4bit else None
+        name, dtype=dtype, device_map=place, quantization_config=quantization if load_in_4bit else None
     )
-    as_packed(model)
     tokenizer = AutoTokenizer.from_pretrained(name)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return model, tokenizer
-
-
-def as_packed(model: Any) -> Any:
-    """The 4-bit model with its weights left as they are packed.
-
-    bitsandbytes 0.50 would repack them in place at the first forward pass without gradients on a CPU with
-    AVX512-BF16, and the backward pass after that would be wrong.
-    """
-    for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
-    return model
+    return keep_packed(model), tokenizer
 
 
 def load_plain_adapter(folder: Any, load_in_4bit: bool = True) -> tuple[Any, Any]:
@@ -118,12 +99,23 @@ def load_plain_adapter(folder: Any, load_in_4bit: bool = True) -> tuple[Any, Any
     return PeftModel.from_pretrained(base, str(folder)), AutoTokenizer.from_pretrained(str(folder))
 
 
-def adapter_in_32_bits(model: Any) -> None:
-    """Keeps what is trained in float32; call it when the trainer is made.
+def keep_packed(model: Any) -> Any:
+    """The 4-bit model with its weights left as they are packed.
 
-    TRL 1.14 casts the adapter of a 4-bit base to bfloat16 there. It has 8 bits for a number: with the learning
-    rates of real models nearly every update of a weight is smaller than that and rounded away. Where weights are
-    sharded nothing is changed: there the adapter must have the base's type.
+    bitsandbytes 0.50 repacks them in place at the first forward pass without gradients on a CPU with AVX512-BF16.
+    The backward pass after that is wrong.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    return model
+
+
+def adapter_in_32_bits(model: Any) -> None:
+    """Puts what is trained back into float32; call it when the trainer is made.
+
+    TRL 1.14 casts the adapter of a 4-bit base to bfloat16, which has 8 bits for a number. At the learning rates of
+    real models nearly every update is rounded away. Sharded weights stay: their adapter must have the base's type.
     """
     import torch
 
@@ -137,9 +129,7 @@ def checksum(tensor: Any) -> tuple[int, int]:
     import torch
 
     plain, placed = 0, 0
-    for part in (
-        tensor.detach().contiguous().view(-1).view(torch.uint8).split(1 << 22)
-    ):  # 8 bytes for each of these at a time
+    for part in tensor.detach().contiguous().view(-1).view(torch.uint8).split(1 << 22):  # 8 bytes for each at a time
         part = part.to(torch.int64)
         places = torch.arange(len(part), device=part.device) % 65_521  # a prime: no period of a weight's bytes fits it
         plain, placed = plain + int(part.sum()), placed + int((part * places).sum())

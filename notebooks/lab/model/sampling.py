@@ -24,40 +24,23 @@ class Sampled:
 
 
 def sample(
-    model: Any,
-    tokenizer: Any,
-    prompts: Sequence[Messages],
-    *,
-    n: int = 1,
-    temperature: float = 1.0,
-    max_new_tokens: int = 128,
-    batch_size: int = 128,
-    seed: int = 0,
-    stop: Sequence[str] = (),
-    progress: str | None = None,
+    model: Any, tokenizer: Any, prompts: Sequence[Messages], *, progress: str | None = None, **decoding: Any
 ) -> list[list[Sampled]]:
     """n completions for each prompt, in the prompts' order.
 
     Args:
-        temperature: 0 is greedy decoding (then n must be 1).
-        batch_size: completions generated at once.
-        stop: texts that end a completion, which keeps the one that it ended at.
         progress: text of a progress bar, or None for none.
-
-    Raises:
-        ValueError: for n > 1 with greedy decoding, which would give n equal texts.
+        decoding: n, temperature, max_new_tokens, batch_size, seed and stop, as `sample_batches` takes them.
     """
     from tqdm.auto import tqdm
 
-    how = {"n": n, "temperature": temperature, "max_new_tokens": max_new_tokens, "batch_size": batch_size}
-    how |= {"seed": seed, "stop": stop}
-    found: list[list[Sampled]] = [[] for _ in prompts]
+    groups: list[list[Sampled]] = [[] for _ in prompts]
     with tqdm(total=len(prompts), desc=progress, unit="prompt", disable=not progress) as bar:
-        for rows, groups, _ in sample_batches(model, tokenizer, prompts, **how):
-            for i, group in zip(rows, groups):
-                found[i] = group
-            bar.update(len(rows))
-    return found
+        for places, completions, _ in sample_batches(model, tokenizer, prompts, **decoding):
+            for place, group in zip(places, completions):
+                groups[place] = group
+            bar.update(len(places))
+    return groups
 
 
 def sample_batches(
@@ -75,23 +58,31 @@ def sample_batches(
 ) -> Iterator[tuple[list[int], list[list[Sampled]], float]]:
     """Batch by batch: the places of its prompts, their groups of n completions, the seconds it took.
 
-    A batch's random numbers follow from the seed and its number alone, so that one gives the same texts whether
-    or not those before it were sampled.
+    The random numbers of a batch depend on the seed and its number only. It gives the same texts whether or not the
+    batches before it were sampled.
 
     Args:
+        temperature: 0 is greedy decoding (then n must be 1).
+        batch_size: completions generated at once.
+        stop: texts that end a completion; the completion keeps the one that it ended at.
         skip: numbers of batches (see `batches`) to leave out.
+
+    Raises:
+        ValueError: for n > 1 with greedy decoding, which would give n equal texts.
     """
     if n > 1 and not temperature:
         raise ValueError("greedy decoding (temperature=0) gives one completion a prompt: use n=1 or a temperature")
     texts = [render(tokenizer, messages) for messages in prompts]
-    how = {"do_sample": True, "temperature": float(temperature), "top_k": 0} if temperature else {"do_sample": False}
-    how |= {"num_return_sequences": n, "max_new_tokens": max_new_tokens}
-    for number, rows in enumerate(batches(texts, n, batch_size)):
-        if number in skip:
-            continue
-        with Timer() as timer:
-            made = generated(model, tokenizer, [texts[i] for i in rows], (seed, number), stop, how)
-        yield rows, [made[k : k + n] for k in range(0, len(made), n)], timer.seconds
+    options = (
+        {"do_sample": True, "temperature": float(temperature), "top_k": 0} if temperature else {"do_sample": False}
+    )
+    options |= {"num_return_sequences": n, "max_new_tokens": max_new_tokens}
+    for number, places in enumerate(batches(texts, n, batch_size)):
+        if number not in skip:
+            began = time.perf_counter()
+            made = generate_batch(model, tokenizer, [texts[i] for i in places], (seed, number), stop, options)
+            seconds = time.perf_counter() - began
+            yield places, [made[k : k + n] for k in range(0, len(made), n)], seconds
 
 
 def batches(texts: Sequence[str], n: int, batch_size: int) -> list[list[int]]:
@@ -101,10 +92,20 @@ def batches(texts: Sequence[str], n: int, batch_size: int) -> list[list[int]]:
     return [order[start : start + step] for start in range(0, len(order), step)]
 
 
-def generated(
-    model: Any, tokenizer: Any, texts: Sequence[str], seed: tuple[int, int], stop: Sequence[str], how: dict[str, Any]
+def generate_batch(
+    model: Any,
+    tokenizer: Any,
+    texts: Sequence[str],
+    seed: tuple[int, int],
+    stop: Sequence[str],
+    options: dict[str, Any],
 ) -> list[Sampled]:
-    """The completions of one batch; those of a prompt stand together."""
+    """The completions of one batch of rendered prompts; those of a prompt stand together.
+
+    Args:
+        seed: (the seed of all batches, the number of this one).
+        options: keywords of `model.generate`.
+    """
     import torch
 
     side, tokenizer.padding_side = tokenizer.padding_side, "left"
@@ -114,29 +115,28 @@ def generated(
         tokenizer.padding_side = side
     batch = {name: values.to(model.device) for name, values in batch.items() if name != "token_type_ids"}
     ends = end_tokens(model, tokenizer)
-    more = {"stop_strings": list(stop), "tokenizer": tokenizer} if stop else {}
+    if stop:
+        options = {**options, "stop_strings": list(stop), "tokenizer": tokenizer}
     model.eval()
     torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]))
     with torch.no_grad(), plain_decoding(model, sorted(ends), tokenizer):
-        made = model.generate(**batch, **how, **more, pad_token_id=tokenizer.pad_token_id)
+        made = model.generate(**batch, **options, pad_token_id=tokenizer.pad_token_id)
     new = made[:, batch["input_ids"].shape[1] :].tolist()
-    return [cut(ids, tokenizer, ends, stop, how["max_new_tokens"] if stop else 0) for ids in new]
+    return [cut_completion(ids, tokenizer, ends, stop, options["max_new_tokens"]) for ids in new]
 
 
 def end_tokens(model: Any, tokenizer: Any) -> set[int]:
     """The tokens that end a turn: those of the model and the tokenizer's own."""
     ends = model.generation_config.eos_token_id
-    return {
-        token for token in (*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id) if token is not None
-    }
+    return {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None}
 
 
 @contextlib.contextmanager
 def plain_decoding(model: Any, ends: list[int], tokenizer: Any) -> Iterator[None]:
-    """The model without the decoding habits of its `generation_config.json`, which it gets back afterwards.
+    """The model without the decoding defaults of its `generation_config.json`, which it gets back afterwards.
 
-    transformers fills whatever a call leaves open from there: Qwen2.5's has a repetition penalty of 1.1, with which
-    even greedy answers are other ones. TRL samples plainly while training; so is every model sampled here.
+    transformers takes from there whatever a call leaves open. Qwen2.5's file has a repetition penalty of 1.1, which
+    changes even greedy answers. TRL samples without such defaults while training, so we do the same everywhere.
     """
     from transformers import GenerationConfig
 
@@ -154,44 +154,24 @@ def plain_decoding(model: Any, ends: list[int], tokenizer: Any) -> Iterator[None
             one.generation_config = config
 
 
-def cut(ids: list[int], tokenizer: Any, ends: Collection[int], stop: Sequence[str] = (), room: int = 0) -> Sampled:
-    """A generated row without what follows its end: an end-of-turn token, or a text that stops it.
-
-    Args:
-        room: how many tokens it could have, where texts stop it.
-    """
-    at = next((i for i, token in enumerate(ids) if token in ends), None)
-    kept = ids if at is None else ids[:at]
-    while stop and at is None and kept and kept[-1] == tokenizer.pad_token_id:
+def cut_completion(
+    ids: list[int], tokenizer: Any, ends: Collection[int], stop: Sequence[str] = (), max_new_tokens: int = 0
+) -> Sampled:
+    """A generated row without what follows its end: an end-of-turn token, or a text in `stop`."""
+    end = next((i for i, token in enumerate(ids) if token in ends), None)
+    kept = ids if end is None else ids[:end]
+    while stop and end is None and kept and kept[-1] == tokenizer.pad_token_id:
         kept = kept[:-1]
-    stopped = tokens_up_to(kept, tokenizer, stop) if stop else None
-    if stopped is not None:
-        text = tokenizer.decode(kept[:stopped], skip_special_tokens=True)
-        behind = [place + len(one) for one in stop if (place := text.find(one)) >= 0]
-        return Sampled(text[: min(behind, default=None)], stopped, True)
-    # one that is shorter than it could be was stopped by a text that began in the prompt
-    ended = at is not None or len(kept) < room
-    return Sampled(tokenizer.decode(kept, skip_special_tokens=True), len(kept) + (at is not None), ended)
 
-
-def tokens_up_to(ids: list[int], tokenizer: Any, stop: Sequence[str]) -> int | None:
-    """How many tokens it takes until one of the texts is there; None where none is."""
-
-    def there(length: int) -> bool:
-        text = tokenizer.decode(ids[:length])
+    def stops(length: int) -> bool:
+        text = tokenizer.decode(kept[:length])
         return any(one in text for one in stop)
 
-    if not there(len(ids)):
-        return None
-    return bisect.bisect_left(range(len(ids) + 1), True, key=there)
-
-
-class Timer:
-    """`with Timer() as t: …` and then `t.seconds`."""
-
-    def __enter__(self) -> Timer:
-        self._start = time.perf_counter()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.seconds = time.perf_counter() - self._start
+    if stop and stops(len(kept)):
+        length = bisect.bisect_left(range(len(kept) + 1), True, key=stops)
+        text = tokenizer.decode(kept[:length], skip_special_tokens=True)
+        places = [place + len(one) for one in stop if (place := text.find(one)) >= 0]
+        return Sampled(text[: min(places, default=None)], length, True)
+    # a row shorter than it could be was stopped by a text that began in the prompt
+    finished = end is not None or bool(stop) and len(kept) < max_new_tokens
+    return Sampled(tokenizer.decode(kept, skip_special_tokens=True), len(kept) + (end is not None), finished)

@@ -20,8 +20,8 @@ import pyarrow as pa
 
 import rewards
 from lab.files import Row, need, relative
-from lab.page import run_page
-from lab.read import completions, run_log, suspects
+from lab.page import answer_marks, page_file, run_page
+from lab.read import completions, reward_names, suspects
 from lab.read.completions import LONGEST_EXTRA, LONGEST_TEXT
 from lab.read.selection import CHARACTERS_A_TOKEN, Selection, count
 
@@ -54,7 +54,7 @@ TITLES = {
 Answers = Mapping[str, Path | str | pd.DataFrame]
 
 
-def write_page(
+def write_evaluation_page(
     answers: Answers,
     path: Path | str,
     *,
@@ -77,10 +77,10 @@ def write_page(
     Raises ValueError for no model, for a table that lacks a column, a damaged file, or a limit below 1; MissingInputError for
     a file that is not there.
     """
-    return run_page.write(payload(answers, name=name, weights=weights, **limits), Path(path))
+    return run_page.write(evaluation_payload(answers, name=name, weights=weights, **limits), Path(path))
 
 
-def payload(
+def evaluation_payload(
     answers: Answers,
     *,
     name: str = "Evaluation",
@@ -292,7 +292,8 @@ def told(
 ) -> Row:
     """The payload of all answers, but for `run` and `selection`."""
     answers = [
-        None if gone else run_page.answer_span(text, format) for text, gone in zip(table["completion"], table["cut"])
+        None if gone else answer_marks.answer_span(text, format)
+        for text, gone in zip(table["completion"], table["cut"])
     ]
     suspects, scores = suspects_of(table, models, answers), scores_of(table)
     data, extras, judges = data_of(table, problems, models), extras_of(table), judges_of(table)
@@ -306,7 +307,7 @@ def told(
         "rewards": [range_of(name, table[source], judges) for name, source in scores.items()],
         "data_columns": list(data),
         "extra_columns": list(extras),
-        "marks": run_page.marks_of(format),
+        "marks": answer_marks.format_marks(format),
         "prompts": prompts_of(table, data),
         "completions": completions_of(table, answers, scores, extras, suspects),
         "suspects": run_page.suspects_of(suspects, rule_words(), counts, TITLES),
@@ -335,7 +336,7 @@ def judges_of(table: pd.DataFrame) -> list[str]:
 
 def range_of(name: str, values: pd.Series, judges: Sequence[str] = ()) -> Row:
     """A score with its range, as its reward declares it, widened to what was scored."""
-    own = rewards.REGISTRY.get(run_log.family(name)[0].split("[")[0])
+    own = rewards.REGISTRY.get(reward_names.split_version(name)[0].split("[")[0])
     declared = (0.0, 1.0) if name in MEASURES else (own.low, own.high) if own else (math.nan, math.nan)
     known = values.dropna()
     ends = (known.min(), known.max()) if len(known) else (None, None)
@@ -378,7 +379,7 @@ def extras_of(table: pd.DataFrame) -> dict[str, list]:
 
 def plain(value: Any) -> Any:
     """A value as the payload may hold it."""
-    return shortened(run_page.scalar(value), LONGEST_EXTRA)
+    return shortened(page_file.json_value(value), LONGEST_EXTRA)
 
 
 def hints(models: Sequence[str], judges: Sequence[str]) -> dict[str, str]:

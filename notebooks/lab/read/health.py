@@ -24,8 +24,12 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.read.health_rules import MOVED, RULES, TREND_NOTE, TREND_STEPS, Rule, last
-from lab.read.run_log import CORRECTNESS, SAME, WINDOW, RunLog, read_log
+from lab.read.health_rules import MOVED, RULES, TREND_NOTE, TREND_STEPS, Rule
+from lab.read.moving_statistics import SAME, WINDOW
+from lab.read.run_log import RunLog, read_log
+from scoring.right import USUAL_DECIDERS
+
+VERDICTS = ("critical", "warn", "ok", "too early", "not measured")  # worst first
 
 
 class Finding(NamedTuple):
@@ -39,10 +43,7 @@ class Finding(NamedTuple):
 
 
 def diagnose(
-    log: pd.DataFrame,
-    *,
-    correctness: Sequence[str] = CORRECTNESS,
-    format_names: Sequence[str] | None = None,
+    log: pd.DataFrame, *, correctness: Sequence[str] = USUAL_DECIDERS, format_names: Sequence[str] | None = None
 ) -> list[Finding]:
     """One finding for each of RULES, in their order, for the last row of the log.
 
@@ -53,48 +54,46 @@ def diagnose(
     """
     run = read_log(log, correctness, format_names)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return [judge(rule, run) for rule in RULES]
+        return [apply_rule(rule, run) for rule in RULES]
 
 
-def judge(rule: Rule, whole: RunLog) -> Finding:
-    def found(verdict: str, message: str, value: float | None = None, since: int | None = None) -> Finding:
-        return Finding(rule.name, value, rule.threshold, verdict, since, message, rule.advice)
+def apply_rule(rule: Rule, whole: RunLog) -> Finding:
+    def finding(verdict: str, message: str, value: float | None = None, since: int | None = None) -> Finding:
+        return Finding(rule.name, value, rule.limit[1], verdict, since, message, rule.advice)
 
-    run = whole.after(rule.restarts)
-    missing = [reason for name in rule.needs if (reason := whole.missing(name))]
+    columns, steps, unchanged = rule.needs
+    columns = list(filter(None, columns.split(", ")))
+    run = whole.since_change(unchanged)
+    missing = [reason for name in columns if (reason := whole.missing(name))]
     if missing and len(whole):
-        return found("not measured", missing[0])
-    if len(run) < rule.steps:
-        anew = f" since the {rule.restarts} was changed at step {run.steps[0]:.0f}" if len(run) < len(whole) else ""
-        return found("too early", f"needs {rule.steps} steps{anew}, and has {len(run)}")
-    reading = rule.check(run)
-    value = last(reading.value)
+        return finding("not measured", missing[0])
+    if len(run) < steps:
+        anew = f" since the {unchanged} was changed at step {run.steps[0]:.0f}" if len(run) < len(whole) else ""
+        return finding("too early", f"needs {steps} steps{anew}, and has {len(run)}")
+    reading = rule.measure(run)
+    value = float(reading.value[-1])
     if np.isnan(value):
-        return found("not measured", f"too few of the last steps have {' and '.join(rule.needs)}")
+        return finding("not measured", f"too few of the last steps have {' and '.join(columns)}")
     if not reading.warn[-1]:
-        return found("ok", reading.note or "fine", value)
+        return finding("ok", reading.remark or "fine", value)
     critical = reading.critical is not None and reading.critical[-1]
-    return found("critical" if critical else "warn", reading.said, value, first_step(run, reading.warn))
+    fine = np.flatnonzero(~reading.warn)
+    since = int(run.steps[fine[-1] + 1 if fine.size else 0])
+    return finding("critical" if critical else "warn", reading.problem, value, since)
 
 
-def first_step(run: RunLog, trouble: np.ndarray) -> int:
-    """The step from which on there was trouble at every step up to the last."""
-    fine = np.flatnonzero(~trouble)
-    return int(run.steps[fine[-1] + 1 if fine.size else 0])
-
-
-def sick(findings: Sequence[Finding]) -> list[Finding]:
+def problems(findings: Sequence[Finding]) -> list[Finding]:
     """What needs a person: critical findings first, then warnings."""
-    return sorted((f for f in findings if f.verdict in ORDER[:2]), key=lambda f: ORDER.index(f.verdict))
+    return worst_first([finding for finding in findings if finding.verdict in ("critical", "warn")])
 
 
-ORDER = ("critical", "warn", "ok", "too early", "not measured")
+def worst_first(findings: Sequence[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda finding: VERDICTS.index(finding.verdict))
 
 
-def table(findings: Sequence[Finding]) -> pd.DataFrame:
+def findings_table(findings: Sequence[Finding]) -> pd.DataFrame:
     """The findings for a person, worst first. The last column says what to do, or why there is nothing to do."""
-    sense = {rule.name: rule.sense for rule in RULES}
-    ordered = sorted(findings, key=lambda f: ORDER.index(f.verdict))
+    sense = {rule.name: rule.limit[0] for rule in RULES}
     lines = [
         {
             "rule": f.rule,
@@ -102,9 +101,9 @@ def table(findings: Sequence[Finding]) -> pd.DataFrame:
             "threshold": f"{sense[f.rule]} {f.threshold:g}",
             "verdict": f.verdict,
             "since step": "" if f.since is None else str(f.since),
-            "advice": f"{f.message}. {f.advice}" if f.verdict in ORDER[:2] else f.message,
+            "advice": f"{f.message}. {f.advice}" if f.verdict in ("critical", "warn") else f.message,
         }
-        for f in ordered
+        for f in worst_first(findings)
     ]
     return pd.DataFrame(lines, columns=["rule", "value", "threshold", "verdict", "since step", "advice"])
 
@@ -119,20 +118,20 @@ class Convergence(NamedTuple):
 
 def convergence(log: pd.DataFrame, *, window: int = TREND_STEPS) -> Convergence:
     """The slope of the total reward over the last `window` steps (least squares), since the last edit of a reward."""
-    run = read_log(log, (), None)
-    steps, values = (run.after("reward").steps, run.after("reward").series.get("reward", np.zeros(0)))
+    run = read_log(log, (), None).since_change("reward")
+    values = run.series.get("reward", np.full(len(run), np.nan))
     known = np.isfinite(values)
-    steps, values = (part[known][-window:] for part in (steps, values)) if known.size else (np.zeros(0),) * 2
+    steps, values = run.steps[known][-window:], values[known][-window:]
     note = f" {TREND_NOTE}" if len(run) < 50 else ""
     if len(values) < WINDOW:
         return Convergence("too early", None, None, len(values), f"{len(values)} steps are too few for a trend.{note}")
-    x = steps - steps.mean()
-    slope = float(x @ values / (x @ x))
-    left = values - values.mean() - slope * x
-    spread = float(np.sqrt(left @ left / (len(values) - 2) / (x @ x)))
-    trend = "flat" if abs(slope) <= max(MOVED * spread, SAME) else "rising" if slope > 0 else "falling"
+    from scipy.stats import linregress
+
+    fit = linregress(steps, values)
+    slope, error = float(fit.slope), float(fit.stderr)
+    trend = "flat" if abs(slope) <= max(MOVED * error, SAME) else "rising" if slope > 0 else "falling"
     how = {"rising": "rises by", "falling": "falls by", "flat": "shows no clear trend:"}[trend]
     size = f"{abs(slope):.2g}" if trend != "flat" else f"{slope:+.2g}"
-    about = f"± {spread if spread > SAME else 0:.2g}, last {len(values)} logged steps"
+    about = f"± {error if error > SAME else 0:.2g}, last {len(values)} logged steps"
     sentence = f"The reward {how} {size} points a step ({about}).{note if trend == 'flat' else ''}"
-    return Convergence(trend, slope, spread, len(values), sentence)
+    return Convergence(trend, slope, error, len(values), sentence)

@@ -1,4 +1,4 @@
-"""Parquet files of completions that were written by different versions and settings, read as one table."""
+"""Parquet files of completions that were written by different versions and settings, read as one table in DuckDB."""
 
 from __future__ import annotations
 
@@ -13,46 +13,26 @@ import pyarrow.parquet as pq
 
 from lab.train.run_folder import step_of
 
+FIXED = ("step", "group", "prompt", "completion", "advantage", "tokens", "prompt_tokens")
+NUMBERS = {"bool", "int", "float"}
+ABSENT = ("NULL", "null")  # SQL and kind of a column that a file does not have
+ROWS_OF_A_FILE = 1 << 32  # a row's key is the number of its file times this, plus its number in the file
 
-class File(NamedTuple):
-    """A Parquet file of completions, and its columns with their kinds."""
 
+class ParquetFile(NamedTuple):
     path: Path
-    columns: tuple[tuple[str, str], ...]
+    columns: tuple[tuple[str, str], ...]  # name and kind
     layout: str  # equal for files that can be read together
 
 
-class Column(NamedTuple):
-    """A column beside the fixed ones: its name in the files, and the SQL type that holds all that the files have."""
+class OtherColumn(NamedTuple):
+    """A column beside the fixed ones and the scores: its name, and the SQL type that holds the values of all files."""
 
     name: str
     type: str
 
 
-FIXED = ("step", "group", "prompt", "completion", "advantage", "tokens", "prompt_tokens")
-NUMBERS = {"bool", "int", "float"}
-ABSENT = ("NULL", "null")  # SQL and kind of a column that a file does not have
-
-
-def kind_of(type_: pa.DataType) -> str:
-    """null, bool, int, float, text, messages (a conversation), or nested for all other."""
-    if pa.types.is_dictionary(type_):
-        type_ = type_.value_type
-    if pa.types.is_list(type_) and pa.types.is_struct(type_.value_type):
-        fields = {field.name: field.type for field in type_.value_type}
-        texts = all(name in fields and pa.types.is_string(fields[name]) for name in ("role", "content"))
-        return "messages" if texts else "nested"
-    tests = {
-        "null": pa.types.is_null,
-        "bool": pa.types.is_boolean,
-        "int": pa.types.is_integer,
-        "float": lambda t: pa.types.is_floating(t) or pa.types.is_decimal(t),
-        "nested": pa.types.is_nested,
-    }
-    return next((name for name, test in tests.items() if test(type_)), "text")
-
-
-def look(path: Path) -> File | str:
+def open_parquet(path: Path) -> ParquetFile | str:
     """The file's columns, or why it is left out."""
     try:
         with pq.ParquetFile(path) as file:
@@ -63,10 +43,26 @@ def look(path: Path) -> File | str:
         return "it has no columns prompt and completion"
     if not rows:
         return "it has no rows"
-    return File(path, tuple((field.name, kind_of(field.type)) for field in schema), str(schema.remove_metadata()))
+    return ParquetFile(
+        path, tuple((field.name, kind_of(field.type)) for field in schema), str(schema.remove_metadata())
+    )
 
 
-def kinds_by_name(files: Iterable[File]) -> dict[str, set[str]]:
+def kind_of(type_: pa.DataType) -> str:
+    """null, bool, int, float, text, messages (a conversation), or nested for all other."""
+    types = pa.types
+    if types.is_dictionary(type_):
+        type_ = type_.value_type
+    if types.is_list(type_) and types.is_struct(type_.value_type):
+        fields = {field.name: field.type for field in type_.value_type}
+        texts = all(name in fields and types.is_string(fields[name]) for name in ("role", "content"))
+        return "messages" if texts else "nested"
+    tests = {"null": types.is_null, "bool": types.is_boolean, "int": types.is_integer, "float": types.is_floating}
+    tests |= {"float ": types.is_decimal, "nested": types.is_nested}
+    return next((name.strip() for name, test in tests.items() if test(type_)), "text")
+
+
+def kinds_by_name(files: Iterable[ParquetFile]) -> dict[str, set[str]]:
     """Each column's kinds in the files, in the order in which the columns first appear."""
     kinds: dict[str, set[str]] = {}
     for layout in {file.layout: file for file in files}.values():
@@ -75,20 +71,18 @@ def kinds_by_name(files: Iterable[File]) -> dict[str, set[str]]:
     return kinds
 
 
-def other_columns(files: Sequence[File], scores: Sequence[str]) -> list[Column]:
+def other_columns(files: Sequence[ParquetFile], scores: Sequence[str]) -> list[OtherColumn]:
     """What the files have beside the fixed columns, the scores and pandas' index."""
     kinds, known = kinds_by_name(files), {*FIXED, *scores}
     names = [name for name in kinds if name not in known and not name.startswith("__index_level_")]
-    return [Column(name, joint_type(kinds[name])) for name in names]
+    return [OtherColumn(name, joint_type(kinds[name])) for name in names]
 
 
 def joint_type(kinds: set[str]) -> str:
     """The SQL type for a column that has these kinds in the files: numbers and texts together are texts."""
     kinds = kinds - {"null"}
-    if kinds == {"bool"}:
-        return "BOOLEAN"
-    if kinds == {"int"}:
-        return "HUGEINT"  # an unsigned 64-bit number does not fit BIGINT
+    if kinds in ({"bool"}, {"int"}):
+        return "BOOLEAN" if kinds == {"bool"} else "HUGEINT"  # an unsigned 64-bit number does not fit BIGINT
     return "DOUBLE" if kinds and kinds <= {"int", "float"} else "VARCHAR"
 
 
@@ -100,9 +94,9 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def bare(column: str) -> str:
+def without_space(column: str) -> str:
     """SQL for a text without white space: a chain of `replace` takes a quarter of a regular expression's time."""
-    return functools.reduce(lambda found, space: f"replace({found}, chr({ord(space)}), '')", " \t\n\r\u00a0", column)
+    return functools.reduce(lambda sql, space: f"replace({sql}, chr({ord(space)}), '')", " \t\n\r\u00a0", column)
 
 
 def text_of(column: str, kind: str, roles: bool = True) -> str:
@@ -118,38 +112,30 @@ def text_of(column: str, kind: str, roles: bool = True) -> str:
 
 
 def number_of(column: str, kind: str, type_: str = "DOUBLE") -> str:
-    """SQL for a column as numbers; what is none, NaN and infinity are null."""
+    """SQL for a column as numbers; null for NaN, infinity, and what is no number."""
     value = f"TRY_CAST({column if kind in NUMBERS else text_of(column, kind)} AS {type_})"
     return f"CASE WHEN isfinite({value}) THEN {value} END" if type_ == "DOUBLE" else value
 
 
-def value_of(column: str, kind: str, type_: str) -> str:
-    return text_of(column, kind) if type_ == "VARCHAR" else f"TRY_CAST({column} AS {type_})"
-
-
-def by_file(values: Sequence[int]) -> str:
-    """SQL for a number that each of the files read together has."""
-    return f"({list(values)}::BIGINT[])[CAST(file_index AS BIGINT) + 1]"
-
-
-class Files:
+class CompletionFiles:
     """The files as one SQL relation: key, step, given (the group), prompt, completion, s0… (scores), advantage, tokens,
     prompt_tokens, x0… (others).
 
-    Files of one layout are read together, and their columns get numbers for names, so that neither a column's name
-    nor another file's type for it can do harm.
+    Files of one layout are read together, and their columns get numbers for names. So neither a column's name nor
+    another file's type for it can do harm.
     """
 
-    def __init__(self, files: Sequence[File], scores: Sequence[str], others: Sequence[Column]) -> None:
-        self.files, self.scores, self.others = list(files), list(scores), list(others)
+    def __init__(self, files: Sequence[ParquetFile], scores: Sequence[str]) -> None:
+        self.files, self.scores = list(files), list(scores)
+        self.others = other_columns(files, scores)
 
     def by_layout(self, places: Iterable[int] | None = None) -> list[list[int]]:
-        """The files of these numbers (None: all) that can be read together; DuckDB reads one such list after the other in
-        less memory than their union."""
-        found: dict[str, list[int]] = {}
+        """The numbers of the files (None: all) that can be read together. One such list after the other takes less memory
+        in DuckDB than their union."""
+        layouts: dict[str, list[int]] = {}
         for place in range(len(self.files)) if places is None else places:
-            found.setdefault(self.files[place].layout, []).append(place)
-        return list(found.values())
+            layouts.setdefault(self.files[place].layout, []).append(place)
+        return list(layouts.values())
 
     def relation(self, places: list[int], others: bool = True) -> str:
         """SQL over files of one layout, with the other columns or without."""
@@ -157,9 +143,7 @@ class Files:
         columns: dict[str, tuple[str, str]] = {}
         for i, (name, kind) in enumerate(files[0].columns):
             columns.setdefault(name, (f"c{i}", kind))  # of two columns of a name the first
-        step, group, prompt, completion, advantage, tokens, prompt_tokens = (
-            columns.get(name, ABSENT) for name in FIXED
-        )
+        step, group, prompt, completion, advantage, *tokens = (columns.get(name, ABSENT) for name in FIXED)
         parts = [
             f"{by_file(places)} * {ROWS_OF_A_FILE} + file_row_number AS key",
             f"coalesce({number_of(*step, 'BIGINT')}, {by_file([step_of(file.path) for file in files])}) AS step",
@@ -168,20 +152,22 @@ class Files:
             f"coalesce({text_of(*completion, roles=False)}, '') AS completion",
             *(f"{number_of(*columns.get(name, ABSENT))} AS s{i}" for i, name in enumerate(self.scores)),
             f"{number_of(*advantage)} AS advantage",
-            f"{number_of(*tokens, 'BIGINT')} AS tokens",
-            f"{number_of(*prompt_tokens, 'BIGINT')} AS prompt_tokens",
+            *(f"{number_of(*column, 'BIGINT')} AS {name}" for column, name in zip(tokens, FIXED[-2:])),
         ]
-        if others:
-            parts += [
-                f"{value_of(*columns.get(one.name, ABSENT), one.type)} AS x{i}" for i, one in enumerate(self.others)
-            ]
-        return f"SELECT {', '.join(parts)} FROM {parquet(files)}"
+        for i, (name, type_) in enumerate(self.others if others else ()):
+            column, kind = columns.get(name, ABSENT)
+            value = text_of(column, kind) if type_ == "VARCHAR" else f"TRY_CAST({column} AS {type_})"
+            parts.append(f"{value} AS x{i}")
+        return f"SELECT {', '.join(parts)} FROM {parquet_sql(files)}"
 
 
-def parquet(files: Sequence[File]) -> str:
+def by_file(values: Sequence[int]) -> str:
+    """SQL for a number that each of the files read together has."""
+    return f"({list(values)}::BIGINT[])[CAST(file_index AS BIGINT) + 1]"
+
+
+def parquet_sql(files: Sequence[ParquetFile]) -> str:
     """SQL for files of one layout, with columns c0, c1… A folder's name is neither a pattern nor a column's value."""
     paths = ", ".join(literal(re.sub(r"([\[*?])", r"[\1]", str(file.path))) for file in files)
-    return f"read_parquet([{paths}], hive_partitioning=false) AS t({', '.join(f'c{i}' for i in range(len(files[0].columns)))})"
-
-
-ROWS_OF_A_FILE = 1 << 32  # a row's key is the number of its file times this, plus its number in the file
+    columns = ", ".join(f"c{i}" for i in range(len(files[0].columns)))
+    return f"read_parquet([{paths}], hive_partitioning=false) AS t({columns})"

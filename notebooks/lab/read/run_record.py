@@ -1,8 +1,8 @@
-"""Reading a run: its log, its held-out evaluations, what happened in it and its completions, in one form for every reader.
+"""A run as every reader sees it: `read_run` reads its folder into a `RunRecord`.
 
 Two kinds of folder are read: a run of notebook 03 (`lab.train.run_folder` lists its files), and the output directory of any
 TRL trainer, of which `trainer_state.json` and `completions/` are used. A run may still be training, or may have died in
-the middle of a write: what is half-written is left out, and `Record.notes` says so.
+the middle of a write. Half-written parts are left out, and `RunRecord.notes` says so.
 """
 
 from __future__ import annotations
@@ -19,49 +19,27 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet
 
-from lab.files import MissingInputError, Row, relative
-from lab.read import run_log
-from lab.train.run_folder import MADE_BY, how_it_stands, step_of
+from lab.files import MissingInputError, Row, jsonl_lines, relative
+from lab.read.reward_names import join_versions, logged_rewards, matching_rewards, split_version
+from lab.train.run_folder import MADE_BY, current_record, step_of
+from scoring.right import USUAL_DECIDERS
 
 TOTAL_ERROR = 2e-3  # of a total, from means that were rounded in the log
 BY_GROUP = "frac_reward_zero_std"
 STATE = "trainer_state.json"  # where transformers' Trainer keeps its log
-LOGGED = {  # by TRL, transformers and this project; what else stands in a log, a reward has put there with log_metric
-    "step",
-    "epoch",
-    "loss",
-    "grad_norm",
-    "learning_rate",
-    "reward",
-    "reward_std",
-    "frac_reward_zero_std",
-    "entropy",
-    "kl",
-    "num_tokens",
-    "step_time",
-    "temperature",
-    "time/generating",
-    "time/scoring",
-    "time/step",
-    "completions/clipped_ratio",
-    "completions/duplicate_share",
-    "aux_loss",
-    "policy_loss",
-    "entropy_coef",
-    "cispo_clip_ratio",
-    "clip_ratio",
-    "completion_length",
-    "num_input_tokens_seen",
-    "train_tokens_per_second",
-    "total_flos",
+# Columns of TRL, transformers and this project. Any other column of a log is what a reward logged with log_metric.
+LOGGED = {
+    *"step epoch loss grad_norm learning_rate reward reward_std entropy kl num_tokens step_time temperature".split(),
+    *"time/generating time/scoring time/step completions/clipped_ratio completions/duplicate_share total_flos".split(),
+    *"aux_loss policy_loss entropy_coef cispo_clip_ratio clip_ratio completion_length num_input_tokens_seen".split(),
     *(f"completions/{which}{kind}_length" for which in ("mean", "min", "max") for kind in ("", "_terminated")),
+    *("train_tokens_per_second", BY_GROUP),
 }
-NAMESPACES = ("clip_ratio/", "sampling/", "tools/", "vespo/", "profiling/", "weight/", "train_")
-OUR_EVALUATION = ("tokens", "seconds")  # of an evaluation's columns, those that are neither its size nor a reward
+NAMESPACES = ("rewards/", "clip_ratio/", "sampling/", "tools/", "vespo/", "profiling/", "weight/", "train_")
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """A run as it was read.
 
     Args:
@@ -76,7 +54,7 @@ class Record:
         completions: the readable Parquet files of training completions, in the order of their steps.
         held_out: those of the evaluations' answers.
         given_weights: weights by reward for a run whose record does not have them.
-        given_correctness: the rewards that decide what is right, where the reader said so.
+        given_deciders: the rewards that decide what is right, where the reader said so.
     """
 
     folder: Path
@@ -91,63 +69,91 @@ class Record:
     completions: list[Path]
     held_out: list[Path] = field(default_factory=list)
     given_weights: Mapping[str, float] = field(default_factory=dict)
-    given_correctness: tuple[str, ...] = ()
+    given_deciders: tuple[str, ...] = ()
 
     def reward_names(self) -> list[str]:
-        """The rewards' metric names, an edited reward's versions apart: format_reward, format_reward_v2."""
-        return [column[len("rewards/") : -len("/mean")] for column in self.log.columns if run_log.is_mean(column)]
+        """The logged rewards, an edited reward's versions apart: format_reward, format_reward_v2."""
+        return list(logged_rewards(self.log.columns))
 
-    def correctness(self) -> tuple[str, ...]:
-        """The rewards that decide what is right: as given to `read`, else as `run.json` says, else `health.CORRECTNESS`."""
-        recorded = tuple(entry["name"] for entry in recorded_rewards(self.about) if entry.get("decides"))
-        return self.given_correctness or recorded or run_log.CORRECTNESS
+    def recorded_rewards(self) -> list[Row]:
+        """The rewards that the run began with: name, weight, range, columns, and whether it decides what is right."""
+        found = self.about.get("rewards")
+        entries = found.get("rewards") if isinstance(found, dict) else None
+        return [entry for entry in entries or () if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
+
+    def recorded_weights(self) -> dict[str, float]:
+        """The weights that the run began with, by reward."""
+        weights = {entry["name"]: as_number(entry.get("weight")) for entry in self.recorded_rewards()}
+        return {name: weight for name, weight in weights.items() if math.isfinite(weight)}
+
+    def deciders(self) -> tuple[str, ...]:
+        """The rewards that decide what is right: as given to `read_run`, else as `run.json` says, else the usual ones."""
+        recorded = tuple(entry["name"] for entry in self.recorded_rewards() if entry.get("decides"))
+        return self.given_deciders or recorded or USUAL_DECIDERS
+
+    def usual_weight(self, name: str) -> float:
+        """A reward's weight where the log has none: as given to `read_run`, else as `run.json` says, else 1."""
+        known = {**self.recorded_weights(), **self.given_weights}
+        return float(known.get(name, known.get(split_version(name)[0], 1.0)))
 
     def weights(self) -> pd.DataFrame:
-        """The weight of each reward at each step, NaN where that version of it was not in use.
-
-        From the log where it says, else from `run.json`, else as given to `read`, else 1.
-        """
-        known = {**recorded_weights(self.about), **self.given_weights}
-        table = {}
-        for name in self.reward_names():
-            if f"weight/{name}" in self.log:
-                table[name] = self.log[f"weight/{name}"]
-            else:
-                weight = known.get(name, known.get(run_log.family(name)[0], 1.0))
-                table[name] = self._in_use(name).map({True: float(weight), False: np.nan})
+        """The weight of each reward at each step, NaN where that version of it was not in use."""
+        logged = {name: self.log.get(f"weight/{name}") for name in self.reward_names()}
+        table = {name: self._in_use(name) if weight is None else weight for name, weight in logged.items()}
         return pd.DataFrame(table, index=self.log.index, dtype=float)
 
+    def weights_at(self, steps: Sequence[int]) -> pd.DataFrame:
+        """The weights at these steps; a step without a row in the log has its neighbour's."""
+        table = self.weights()
+        return table.reindex(sorted({*table.index, *steps})).ffill().bfill().loc[list(steps)]
+
     def _in_use(self, name: str) -> pd.Series:
-        """Whether a version was the one that scored, by step: from its first score to the next version's."""
+        """The usual weight from a version's first score to the next version's, NaN elsewhere."""
         first = {other: self.log[f"rewards/{other}/mean"].first_valid_index() for other in self.reward_names()}
-        begins, (own, version) = first[name], run_log.family(name)
-        if begins is None:
-            return pd.Series(False, index=self.log.index)
-        later = [
-            at for other, at in first.items() if at is not None and at > begins and run_log.family(other)[0] == own
-        ]
-        used = pd.Series(self.log.index < min(later, default=np.inf), index=self.log.index)
-        return used & (self.log.index >= (begins if version > 1 else 0))
+        begins, (own, version) = first[name], split_version(name)
+        weight = pd.Series(np.nan, index=self.log.index)
+        if begins is not None:
+            later = [
+                at for other, at in first.items() if at is not None and at > begins and split_version(other)[0] == own
+            ]
+            used = (self.log.index < min(later, default=np.inf)) & (self.log.index >= (begins if version > 1 else 0))
+            weight[used] = self.usual_weight(name)
+        return weight
 
     def own_metrics(self) -> list[str]:
         """What the rewards logged with `log_metric`: the columns that neither TRL nor this project writes."""
-        ours = [
-            name for name in self.log.columns if name not in LOGGED and not name.startswith(("rewards/", *NAMESPACES))
-        ]
-        return [name for name in ours if self.log[name].notna().any()]
+        others = [name for name in self.log.columns if name not in LOGGED and not name.startswith(NAMESPACES)]
+        return [name for name in others if self.log[name].notna().any()]
 
 
-def recorded_weights(about: Row) -> dict[str, float]:
-    """The weights that a run began with, by reward, from its `run.json`."""
-    found = {entry["name"]: as_number(entry.get("weight")) for entry in recorded_rewards(about)}
-    return {name: weight for name, weight in found.items() if math.isfinite(weight)}
+def mean_scores(record: RunRecord) -> pd.DataFrame:
+    """Each reward's mean score by step, the versions of an edited one joined."""
+    means = {name: record.log[column].to_numpy() for name, column in logged_rewards(record.log.columns).items()}
+    return pd.DataFrame(join_versions(means)[0], index=record.log.index, dtype=float)
 
 
-def recorded_rewards(about: Row) -> list[Row]:
-    """The rewards that a run began with: name, weight, range, columns, and whether it decides what is right."""
-    found = about.get("rewards")
-    entries = found.get("rewards") if isinstance(found, dict) else None
-    return [entry for entry in entries or () if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
+def deciding_names(record: RunRecord) -> list[str]:
+    """Those of the logged rewards that decide what is right, without version."""
+    return matching_rewards(mean_scores(record), record.deciders())
+
+
+def mean_correctness(record: RunRecord) -> pd.Series:
+    """The score of the reward that decides what is right, by step; the mean of several; NaN where there is none."""
+    return mean_scores(record)[deciding_names(record)].mean(axis=1)
+
+
+def edited_rewards(record: RunRecord) -> dict[int, str]:
+    """Where a later version of a reward began to score: step -> its name."""
+    later = [name for name in record.reward_names() if split_version(name)[1] > 1]
+    first = {name: record.log[f"rewards/{name}/mean"].first_valid_index() for name in later}
+    return {step: name for name, step in first.items() if step is not None}
+
+
+def last_weights(record: RunRecord) -> dict[str, float]:
+    """The weight of each reward at its last step in use, by name without version, rounded."""
+    table = record.weights()
+    used = {split_version(n)[0]: table[n].dropna() for n in sorted(table, key=lambda name: split_version(name)[1])}
+    return {name: float(f"{values.iloc[-1]:.3g}") for name, values in used.items() if len(values)}
 
 
 def read_run(
@@ -156,30 +162,28 @@ def read_run(
     weights: Mapping[str, float] | None = None,
     correctness: Sequence[str] = (),
     need_steps: bool = True,
-) -> Record:
+) -> RunRecord:
     """The run in a folder, of this project or of any TRL trainer, as far as it has come.
 
     Args:
         name: what legends call it; the folder's name if None.
-        weights: by reward, for a folder that does not keep them (a plain TRL one); without, those that the log's totals
-            follow from, or 1.
-        correctness: the rewards that decide what is right, where the run does not say and `health.CORRECTNESS` has none.
+        weights: by reward, for a folder that does not keep them (a plain TRL one). Without, they are fitted from the
+            logged totals where that is possible, and are 1 otherwise.
+        correctness: the rewards that decide what is right, where neither the run nor `scoring.right` knows them.
         need_steps: refuse a run without a training step; otherwise its log is empty.
 
     Raises MissingInputError for a folder that is no run, and ValueError where no step is there yet.
     """
     folder, notes = Path(folder).expanduser(), []
     ours = (folder / "log.jsonl").exists() or (folder / "run.json").exists()
-    if ours:
-        about, rows = read_about(folder, notes), read_rows(folder / "log.jsonl", notes)
-    else:
-        about, rows = {}, read_history(folder, notes)
+    about = read_about(folder, notes) if ours else {}
+    rows = read_rows(folder / "log.jsonl", notes) if ours else read_history(folder, notes)
     if rows is None:
         raise MissingInputError(not_a_run(folder))
-    log, evaluations = split(rows, notes, about)
+    log, evaluations = split_log(rows, notes, about)
     if log.empty and need_steps:
         raise ValueError(no_steps(folder, ours, about))
-    record = Record(
+    record = RunRecord(
         folder,
         name or folder.resolve().name,
         "ours" if ours else "trl",
@@ -189,54 +193,47 @@ def read_run(
         read_rows(folder / "events.jsonl", notes),
         read_rows(folder / "printed.jsonl", notes),
         notes,
-        readable(folder, "completions", notes),
-        readable(folder, "held_out", notes),
+        whole_files(folder, "completions", notes),
+        whole_files(folder, "held_out", notes),
         dict(weights or {}),
         tuple(correctness),
     )
-    if unknown := [
-        one for one in (*record.given_weights, *correctness) if len(log) and one not in record.reward_names()
-    ]:
-        raise ValueError(
-            f"There is no reward {unknown[0]!r} in {folder}: its rewards are {', '.join(record.reward_names())}."
-        )
-    if ours or weights or log.empty:
-        return record
-    return dataclasses.replace(record, given_weights=weights_behind(record, notes))
+    known = record.reward_names()
+    if unknown := [one for one in (*record.given_weights, *correctness) if len(log) and one not in known]:
+        raise ValueError(f"There is no reward {unknown[0]!r} in {folder}: its rewards are {', '.join(known)}.")
+    return record if ours or weights or log.empty else dataclasses.replace(record, given_weights=fit_weights(record))
 
 
-def weights_behind(record: Record, notes: list[str]) -> dict[str, float]:
-    """The weights that the logged totals follow from, for a run that does not keep them; {} where they cannot be told."""
+def record_from_rows(
+    rows: Iterable[Row], events: Iterable[Row] = (), about: Row | None = None, name: str = "run"
+) -> RunRecord:
+    """A record of rows as they are in `log.jsonl`, without a folder."""
+    notes: list[str] = []
+    log, evaluations = split_log(rows, notes, about or {})
+    return RunRecord(Path(), name, "ours", about or {}, log, evaluations, list(events), [], notes, [])
+
+
+def fit_weights(record: RunRecord) -> dict[str, float]:
+    """The weights that explain the logged totals, for a run that does not record them; {} where there are none."""
     names = record.reward_names()
-    table = (
-        record.log[[*(f"rewards/{name}/mean" for name in names), "reward"]].replace([np.inf, -np.inf], np.nan).dropna()
-    )
-    means, totals = table.to_numpy()[:, :-1], table.to_numpy()[:, -1:]
+    columns = [*(f"rewards/{name}/mean" for name in names), "reward"]
+    table = record.log[columns].replace([np.inf, -np.inf], np.nan).dropna().to_numpy()
+    means, totals = table[:, :-1], table[:, -1:]
     if not names or not len(table) or np.allclose(means.sum(axis=1, keepdims=True), totals, atol=TOTAL_ERROR):
         return {}
     solved, _, rank, _ = np.linalg.lstsq(means, totals, rcond=1e-6)
     if rank == len(names) < len(table) and np.allclose(means @ solved, totals, atol=TOTAL_ERROR):
-        found = {name: float(f"{weight:.3g}") for name, weight in zip(names, solved[:, 0])}
-        notes.append(
-            f"weights as the log's totals tell them: {', '.join(f'{name} {w:g}' for name, w in found.items())}"
-        )
-        return found
-    notes.append(
-        "the totals are not the plain sums of the rewards, and their weights are not known: all count as 1 (give `weights`)"
-    )
+        weights = {name: float(f"{weight:.3g}") for name, weight in zip(names, solved[:, 0])}
+        words = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
+        record.notes.append(f"the run did not record its weights, so they are fitted from the logged totals: {words}")
+        return weights
+    record.notes.append("the weights are not known, and the totals are no plain sums: all count as 1 (give `weights`)")
     return {}
-
-
-def from_rows(rows: Iterable[Row], events: Iterable[Row] = (), about: Row | None = None, name: str = "run") -> Record:
-    """A record of rows as they are in `log.jsonl`, without a folder."""
-    notes: list[str] = []
-    log, evaluations = split(rows, notes, about or {})
-    return Record(Path(), name, "ours", about or {}, log, evaluations, list(events), [], notes, [])
 
 
 def not_a_run(folder: Path) -> str:
     if not folder.exists():
-        return f"{folder} is not there: run notebook {MADE_BY} first, which makes outputs/run, or name the folder of another run."
+        return f"{folder} is not there: run notebook {MADE_BY} first, which makes outputs/run, or name another run's folder."
     inside = [path.parent for path in sorted(folder.glob("*/log.jsonl"))]
     hint = f"There is a run in {inside[0]}." if inside else f"Notebook {MADE_BY} makes a run, in outputs/run."
     return (
@@ -247,63 +244,43 @@ def not_a_run(folder: Path) -> str:
 def no_steps(folder: Path, ours: bool, about: Row) -> str:
     if not ours:
         return (
-            f"{folder} has no readable {STATE} with a training step, in it or in a checkpoint: the trainer writes one with each "
-            "checkpoint (save_steps) and by trainer.save_state(). Wait for the first, or give a folder that has one."
+            f"{folder} has no readable {STATE} with a training step, in it or in a checkpoint. The trainer writes one "
+            "with each checkpoint (save_steps) and by trainer.save_state(). Wait for it, or give a folder that has one."
         )
-    stands = ": ".join(str(about[key]) for key in ("status", "reason") if about.get(key))
-    return f"{folder / 'log.jsonl'} has no training step yet{f' ({stands})' * bool(stands)}: let {MADE_BY} run for a few steps."
+    status = ": ".join(str(about[key]) for key in ("status", "reason") if about.get(key))
+    return f"{folder / 'log.jsonl'} has no training step yet{f' ({status})' * bool(status)}: let {MADE_BY} run for a few steps."
 
 
 def read_about(folder: Path, notes: list[str]) -> Row:
     try:
-        found = how_it_stands(folder)
-        odd = [
-            name
-            for name in ("model", "requested", "effective", "rewards", "steering")
-            if not isinstance(found.get(name, {}), dict)
-        ]
-        if odd:
-            notes.append(f"run.json is damaged at {', '.join(odd)}: what stands there is left out")
-        return {name: value for name, value in found.items() if name not in odd}
-    except FileNotFoundError:
-        notes.append("run.json is missing: settings, weights and status are not known")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        notes.append("run.json is damaged: settings, weights and status are not known")
-    return {}
+        about = current_record(folder)
+        parts = ("model", "requested", "effective", "rewards", "steering")
+        damaged = [name for name in parts if not isinstance(about.get(name, {}), dict)]
+        if damaged:
+            notes.append(f"run.json is damaged at {', '.join(damaged)}: these parts are left out")
+        return {name: value for name, value in about.items() if name not in damaged}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        how = "missing" if isinstance(error, FileNotFoundError) else "damaged"
+        notes.append(f"run.json is {how}: settings, weights and status are not known")
+        return {}
 
 
 def read_rows(path: Path, notes: list[str]) -> list[Row]:
     """The rows of a JSONL file, none for a missing one; notes how many lines could not be read."""
-    rows, lost = [], 0
-    try:
-        with path.open("rb") as lines:  # bytes: a line may be cut within a character
-            for line in filter(bytes.strip, lines):
-                row = row_in(line)
-                rows += [row] if row is not None else []
-                lost += row is None
-    except FileNotFoundError:
-        return []
-    if lost:
-        notes.append(f"{lost} half-written line{'s' * (lost > 1)} of {path.name} left out")
-    return rows
-
-
-def row_in(line: bytes) -> Row | None:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
+    rows = [row for _, _, row in jsonl_lines(path)]
+    if lost := sum(not isinstance(row, dict) for row in rows):
+        notes.append(f"{count_of(lost, 'half-written line')} of {path.name} left out")
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def read_history(folder: Path, notes: list[str]) -> list[Row] | None:
     """TRL's log: of the folder or of the newest checkpoint, whichever went further; None where there is none."""
     checkpoints = sorted((p for p in folder.glob("checkpoint-*") if step_of(p) >= 0), key=step_of, reverse=True)
-    found: list[list[Row]] = []
+    histories: list[list[Row]] = []
     for place in (folder, *checkpoints):
         try:
             history = json.loads((place / STATE).read_text(encoding="utf-8"))["log_history"]
-            found.append([row for row in history if isinstance(row, dict)])
+            histories.append([row for row in history if isinstance(row, dict)])
         except FileNotFoundError:
             continue
         except (OSError, ValueError, KeyError, TypeError):
@@ -311,65 +288,63 @@ def read_history(folder: Path, notes: list[str]) -> list[Row] | None:
             continue
         if place != folder:
             break
-    if not found and not notes and not any(folder.glob("completions/completions_*.parquet")):
+    if not histories and not notes and not any(folder.glob("completions/completions_*.parquet")):
         return None
-    return max(found, key=lambda rows: max((step_in(row) or 0 for row in rows), default=0), default=[])
+    return max(histories, key=lambda rows: max((step_number(row) or 0 for row in rows), default=0), default=[])
 
 
-def readable(folder: Path, kind: str, notes: list[str]) -> list[Path]:
+def whole_files(folder: Path, kind: str, notes: list[str]) -> list[Path]:
     """The Parquet files of `completions` or `held_out` whose footer can be read, in the order of their steps."""
     files = sorted((p for p in folder.glob(f"{kind}/{kind}_*.parquet") if step_of(p) >= 0), key=step_of)
-    whole = [path for path in files if has_footer(path)]
-    if lost := [path.name for path in files if path not in whole]:
-        notes.append(
-            f"{len(lost)} half-written file{'s' * (len(lost) > 1)} of {kind} left out: {lost[0]}{' …' * (len(lost) > 1)}"
-        )
-    return whole
+    damaged = []
+    for path in files:
+        try:
+            pyarrow.parquet.read_metadata(path)
+        except (OSError, pyarrow.ArrowException):
+            damaged.append(path)
+    if damaged:
+        names = f"{damaged[0].name}{' …' * (len(damaged) > 1)}"
+        notes.append(f"{count_of(len(damaged), 'half-written file')} of {kind} left out: {names}")
+    return [path for path in files if path not in damaged]
 
 
-def has_footer(path: Path) -> bool:
-    try:
-        pyarrow.parquet.read_metadata(path)
-    except (OSError, pyarrow.ArrowException):
-        return False
-    return True
-
-
-def split(rows: Iterable[Row], notes: list[str], about: Row) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The training steps and the evaluations of a log, of a step that is there twice the last."""
+def split_log(rows: Iterable[Row], notes: list[str], about: Row) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The training steps and the evaluations of a log. Of a step that was logged twice the last row counts."""
     steps: dict[int, Row] = {}
-    evaluated: dict[int, Row] = {}
+    evaluations: dict[int, Row] = {}
     again = lost = second = 0
     for row in rows:
-        step = step_in(row)
-        training = "reward" in row
+        step, training = step_number(row), "reward" in row
         second += not training and "loss" in row
-        evaluation = {name[len("eval_") :]: value for name, value in row.items() if name.startswith("eval_")}
+        evaluation = {name.removeprefix("eval_"): value for name, value in row.items() if name.startswith("eval_")}
         if step is None:
             lost += training or bool(evaluation)
         elif training:  # asked first: a reward may log a metric called eval_…
             again += step in steps
             steps[step] = row
         elif evaluation:
-            evaluated.setdefault(step, {}).update(evaluation)
+            evaluations.setdefault(step, {}).update(evaluation)
     if second:
-        notes.append(
-            f"{second} step{'s' * (second > 1)} that went over a batch once more have no reward and are left out"
-        )
+        notes.append(f"{count_of(second, 'step')} left out: a second pass over a batch, which has no reward")
     if lost:
-        notes.append(f"{lost} row{'s' * (lost > 1)} of the log without a step left out")
+        notes.append(f"{count_of(lost, 'row')} of the log without a step left out")
     if again:
-        notes.append(f"{again} step{'s' * (again > 1)} logged twice: the last row counts")
+        notes.append(f"{count_of(again, 'step')} logged twice: the last row counts")
     log = as_log(steps)
     if about.get("requested", {}).get("scale_rewards") == "batch" and BY_GROUP in log:
         notes.append(
-            f"{BY_GROUP} left out: with scale_rewards = batch TRL counts whole steps without spread, and not groups"
+            f"{BY_GROUP} left out: with scale_rewards = batch TRL counts whole steps without spread, not groups"
         )
         log = log.drop(columns=BY_GROUP)
-    return log, as_evaluations(evaluated)
+    return log, as_evaluations(evaluations)
 
 
-def step_in(row: Row) -> int | None:
+def count_of(n: int, noun: str) -> str:
+    """A number with its noun: 1 step, 2 steps."""
+    return f"{n:,} {noun}{'s' * (n != 1)}"
+
+
+def step_number(row: Row) -> int | None:
     value = as_number(row.get("step"))
     return int(value) if 0 <= value < 2**53 else None
 
@@ -382,27 +357,26 @@ def as_number(value: Any) -> float:
         return math.nan
 
 
-def numeric(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with every column as floats, NaN for what is no number."""
+def numeric(rows: Sequence[Row], index: Iterable[int]) -> pd.DataFrame:
+    """The rows as a table of floats, NaN for what is no number."""
+    table = pd.DataFrame(rows, index=index)
     columns = {name: values if values.dtype.kind in "fiub" else values.map(as_number) for name, values in table.items()}
     return pd.DataFrame(columns, index=table.index, dtype=float)
 
 
 def as_log(steps: Mapping[int, Row]) -> pd.DataFrame:
     order = sorted(steps)
-    index = pd.Index(order, dtype=int, name="step")
-    table = numeric(pd.DataFrame([steps[step] for step in order], index=index))
+    table = numeric([steps[step] for step in order], pd.Index(order, dtype=int, name="step"))
     return table.assign(step=np.array(order, dtype=int))
 
 
-def as_evaluations(evaluated: Mapping[int, Row]) -> pd.DataFrame:
-    order = sorted(evaluated)
-    table = numeric(pd.DataFrame([evaluated[step] for step in order], index=range(len(order))))
-    names = {name: name[len("rewards/") : -len("/mean")] for name in table if run_log.is_mean(name)}
-    table = table.drop(columns=[name for name in table if name == "step" or name in names.values()]).rename(
-        columns=names
-    )
-    table = table.drop(columns=["step", "n"], errors="ignore") if {"step", "n"} & set(names.values()) else table
-    table = table.assign(n=table["n"] if "n" in table else np.nan)
+def as_evaluations(evaluations: Mapping[int, Row]) -> pd.DataFrame:
+    """Columns step, n, each reward by its name, and what else was measured; a reward goes before a measure of its name."""
+    order = sorted(evaluations)
+    table = numeric([evaluations[step] for step in order], range(len(order)))
+    names = {column: name for name, column in logged_rewards(table).items()}
+    table = table.drop(columns={"step", *names.values()} & set(table)).rename(columns=names)
+    table = table.assign(n=table["n"] if "n" in table and "n" not in names.values() else np.nan)
+    table = table.drop(columns="step", errors="ignore")
     table.insert(0, "step", order)
     return table

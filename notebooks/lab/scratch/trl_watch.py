@@ -51,30 +51,28 @@ class Watch(TrainerCallback):
         self._free: Places = {}  # of the step, not yet given to a row
 
     def scores(self, function: Callable[..., list[float]]) -> Callable[..., list[float]]:
-        """The reward function, with what it is asked and what it answers written down."""
+        """The reward function, which now also records its calls."""
 
         @functools.wraps(function)
-        def watched(
-            prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any, **columns: Any
-        ) -> list[float]:
-            given = function(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
-            self.rewards = torch.tensor(given, dtype=torch.float32)
-            self._prompts, self._completions = list(prompts), [list(ids) for ids in completion_ids]
-            return given
+        def watched(**columns: Any) -> list[float]:
+            scores = function(**columns)
+            self.rewards = torch.tensor(scores, dtype=torch.float32)
+            self._prompts, self._completions = columns["prompts"], columns["completion_ids"]
+            return scores
 
         return watched
 
     def attach(self, trainer: Any) -> Any:
-        """Hangs on to a trainer, which is given back."""
+        """Watches a trainer, and returns it."""
         plain, tokenizer = trainer.compute_loss, trainer.processing_class
 
         def compute_loss(model: Any, inputs: dict[str, Any], *more: Any, **named: Any) -> torch.Tensor:
-            loss = plain(model, inputs, *more, **named)
+            loss, step = plain(model, inputs, *more, **named), self.steps[-1]
             kept = {name: value.detach().clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-            if not self.steps[-1].batches:
-                self._free = self._every_place(tokenizer)
-            self.steps[-1].batches.append(kept | {"place": self._places(kept)})
-            self.steps[-1].losses.append(loss.item())
+            if not step.batches:
+                self._free = self._all_places(tokenizer)
+            step.batches.append(kept | {"place": self._find_places(kept)})
+            step.losses.append(loss.item())
             return loss
 
         trainer.compute_loss = compute_loss
@@ -82,33 +80,28 @@ class Watch(TrainerCallback):
         return trainer
 
     def on_step_begin(self, *_: Any, model: Any, **__: Any) -> None:
-        self.steps.append(
-            Step({name: one.detach().clone() for name, one in model.named_parameters() if one.requires_grad})
-        )
+        trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        self.steps.append(Step({name: one.detach().clone() for name, one in trained.items()}))
 
     def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
-        self.steps[-1].gradients = {
-            name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None
-        }
+        reached = {name: one for name, one in model.named_parameters() if one.grad is not None}
+        self.steps[-1].gradients = {name: one.grad.clone() for name, one in reached.items()}
 
-    def _every_place(self, tokenizer: Any) -> Places:
-        """Where each prompt with its completion, as token ids, stood when it was scored; twice the same has two places."""
-        chats = tokenizer.apply_chat_template(
-            self._prompts, add_generation_prompt=True, tokenize=True, return_dict=True
-        )
+    def _all_places(self, tokenizer: Any) -> Places:
+        """Where each pair of prompt and completion, as token ids, stood when it was scored. Equal pairs have several."""
+        how = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+        chats = tokenizer.apply_chat_template(self._prompts, **how)
         places: Places = defaultdict(list)
         for place, (prompt, completion) in enumerate(zip(chats["input_ids"], self._completions, strict=True)):
             places[tuple(prompt), tuple(completion)].append(place)
         return places
 
-    def _places(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _find_places(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """The places (B,) of a micro-batch's rows, which TRL has shuffled; each place is given once a step.
 
         Raises:
             KeyError: for a row that was not scored. A prompt that stands in the data twice would mix two groups up.
         """
-        rows = zip(
-            *(batch[f"{part}_{kind}"] for part in ("prompt", "completion") for kind in ("ids", "mask")), strict=True
-        )
-        keys = [(tuple(p[pm.bool()].tolist()), tuple(c[cm.bool()].tolist())) for p, pm, c, cm in rows]
+        columns = [batch[f"{part}_{kind}"] for part in ("prompt", "completion") for kind in ("ids", "mask")]
+        keys = [(tuple(p[pm.bool()].tolist()), tuple(c[cm.bool()].tolist())) for p, pm, c, cm in zip(*columns)]
         return torch.tensor([self._free[key].pop(0) for key in keys])

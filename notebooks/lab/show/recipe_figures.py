@@ -1,4 +1,4 @@
-"""Figures of notebook 07: recipes over seeds."""
+"""Figures of notebook 07: training recipes over several seeds."""
 
 from __future__ import annotations
 
@@ -11,30 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lab.files import Row
-from lab.show.figure_style import COLOURS, styled
-
-
-def over_seeds(runs: list[Row], recipe: str, window: int = 5) -> np.ndarray:
-    """Share of right completions, shape (seeds, steps), each the mean of the last `window` steps."""
-    curves = [pd.Series(run["curves"]["correctness"], dtype=float) for run in runs if run["recipe"] == recipe]
-    return np.array([values.rolling(window, min_periods=1).mean() for values in curves])
-
-
-def draw_comparison(axes: Axes, runs: list[Row], names: dict[str, str]) -> None:
-    """Mean over seeds with a band from the lowest to the highest seed; the first name is the baseline, in black.
-
-    Args:
-        names: recipe -> its label here.
-    """
-    for place, (recipe, label) in enumerate(names.items()):
-        curves = 100 * over_seeds(runs, recipe)
-        steps, colour = np.arange(1, curves.shape[1] + 1), COLOURS[-1] if place == 0 else COLOURS[place - 1]
-        axes.fill_between(steps, curves.min(axis=0), curves.max(axis=0), color=colour, alpha=0.12, linewidth=0)
-        style = ("-", "--", ":", "-.")[place % 4]  # lines that lie on each other are both seen
-        axes.plot(
-            steps, curves.mean(axis=0), style, color=colour, linewidth=2, label=f"{label} ({len(curves)})", zorder=3
-        )
-    axes.legend(loc="upper left", title="(seeds)", title_fontsize=8, fontsize=8, alignment="left")
+from lab.show.figure_style import COLOURS, DASHES, styled
 
 
 def recipes_figure(runs: list[Row], comparisons: Any, title: str = "") -> Figure:
@@ -47,39 +24,45 @@ def recipes_figure(runs: list[Row], comparisons: Any, title: str = "") -> Figure
     Raises ValueError where there is no run of the baseline with another recipe.
     """
     there = {run["recipe"] for run in runs}
-    shown = [(c, [name for name in c.recipes if name in there]) for c in comparisons]
-    shown = [(comparison, names) for comparison, names in shown if names]
-    if "baseline" not in there or not shown:
-        raise ValueError(
-            f"A figure needs runs of the baseline and of another recipe; there are: {', '.join(sorted(there)) or 'none'}."
-        )
-    columns = min(2, len(shown))
-    rows = -(-len(shown) // columns)
+    drawn = [(comparison, [name for name in comparison.recipes if name in there]) for comparison in comparisons]
+    drawn = [(comparison, names) for comparison, names in drawn if names]
+    if "baseline" not in there or not drawn:
+        names = ", ".join(sorted(there)) or "none"
+        raise ValueError(f"A figure needs runs of the baseline and of another recipe; there are: {names}.")
+    columns = min(2, len(drawn))
+    rows = -(-len(drawn) // columns)
     with styled():
-        figure, axes = plt.subplots(
-            rows,
-            columns,
-            figsize=(4.5 * columns, 2.7 * rows + 0.3),
-            sharex=True,
-            sharey=True,
-            layout="constrained",
-            squeeze=False,
-        )
-        for place, (comparison, names) in zip(axes.flat, shown):
-            draw_comparison(
-                place, runs, {"baseline": f"baseline: {comparison.baseline}", **{name: name for name in names}}
-            )
+        layout = {"sharex": True, "sharey": True, "squeeze": False, "layout": "constrained"}
+        figure, axes = plt.subplots(rows, columns, figsize=(4.5 * columns, 2.7 * rows + 0.3), **layout)
+        for place, (comparison, names) in zip(axes.flat, drawn):
+            draw_recipes(place, runs, {"baseline": f"baseline: {comparison.baseline}", **dict(zip(names, names))})
             place.set(title=comparison.title, ylim=(-3, 108))
             place.xaxis.get_major_locator().set_params(integer=True)
-        for place in axes.flat[len(shown) :]:
+        for place in axes.flat[len(drawn) :]:
             place.set_visible(False)
         for place in axes[:, 0]:
             place.set_ylabel("correct, percent")
         for place in axes[-1]:
             place.set_xlabel("training step")
-        if title:
-            figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     return figure
+
+
+def draw_recipes(axes: Axes, runs: list[Row], labels: dict[str, str]) -> None:
+    """Mean over seeds with a band from the lowest to the highest seed; the first recipe is the baseline, in black."""
+    for place, (recipe, label) in enumerate(labels.items()):
+        curves = 100 * over_seeds(runs, recipe)
+        steps, colour = np.arange(1, curves.shape[1] + 1), COLOURS[place - 1]
+        axes.fill_between(steps, curves.min(axis=0), curves.max(axis=0), color=colour, alpha=0.12, linewidth=0)
+        look = {"color": colour, "linewidth": 2, "zorder": 3, "label": f"{label} ({len(curves)})"}
+        axes.plot(steps, curves.mean(axis=0), DASHES[place % 4], **look)  # lines that lie on each other are both seen
+    axes.legend(loc="upper left", title="(seeds)", title_fontsize=8, fontsize=8, alignment="left")
+
+
+def over_seeds(runs: list[Row], recipe: str) -> np.ndarray:
+    """Share of right completions, shape (seeds, steps), each the mean of the last five steps."""
+    curves = [pd.Series(run["curves"]["correctness"], dtype=float) for run in runs if run["recipe"] == recipe]
+    return np.array([values.rolling(5, min_periods=1).mean() for values in curves])
 
 
 def recipes_forest(table: pd.DataFrame, title: str = "") -> Figure:
@@ -93,18 +76,15 @@ def recipes_forest(table: pd.DataFrame, title: str = "") -> Figure:
     with styled():
         figure, axes = plt.subplots(1, 2, figsize=(9, 0.28 * len(rows) + 1.4), sharey=True, layout="constrained")
         for place, (measure, name) in zip(axes, sides.items()):
-            middle, low, high = (
-                100 * rows[f"{measure}_{end}"].to_numpy(float) for end in ("difference", "low", "high")
-            )
-            for y, (at, left, right) in enumerate(zip(middle, low, high)):
-                clear = left > 0 or right < 0  # never without an interval, where both are NaN
-                colour = COLOURS[1 if clear and at < 0 else 0] if clear else "#777777"
-                place.plot([left, right], [y, y], color=colour, linewidth=2)
+            ends = 100 * rows[[f"{measure}_{end}" for end in ("difference", "low", "high")]].to_numpy(float)
+            for y, (at, low, high) in enumerate(ends):
+                clear = low > 0 or high < 0  # never without an interval, where both are NaN
+                colour = COLOURS[1 if at < 0 else 0] if clear else "#777777"
+                place.plot([low, high], [y, y], color=colour, linewidth=2)
                 place.plot(at, y, "o", color=colour, markerfacecolor=colour if clear else "white", markersize=6)
             place.axvline(0, color="black", linewidth=1)
             place.set(title=name, xlabel="percentage points from the baseline")
             place.set_yticks(range(len(rows)), rows.index)
         axes[0].invert_yaxis()
-        if title:
-            figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     return figure

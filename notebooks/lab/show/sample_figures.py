@@ -1,27 +1,39 @@
-"""Figures from before training: prompt lengths, the spread of scores, the preflight."""
+"""Figures from before training: prompt lengths, the spread of scores within groups, the preflight."""
 
 from __future__ import annotations
 
 import textwrap
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lab.files import Row
 from lab.show.figure_style import COLOURS, styled
 
 
 def token_histogram(prompts_by_tokens: dict[int, int], limit: int) -> Figure:
     """How many prompts have each length in tokens, with the limit that follows from them."""
-    lengths = np.repeat(list(prompts_by_tokens), list(prompts_by_tokens.values()))
     with styled():
         figure, axes = plt.subplots(figsize=(6.5, 3), layout="constrained")
-        axes.hist(lengths, bins=min(40, len(prompts_by_tokens)))
+        bins = min(40, len(prompts_by_tokens))
+        axes.hist(list(prompts_by_tokens), bins=bins, weights=list(prompts_by_tokens.values()))
         axes.axvline(limit, color=COLOURS[1], linestyle="--", label=f"limit: {limit} tokens")
         axes.set(title="Prompt lengths", xlabel="tokens, chat template included", ylabel="prompts")
         axes.legend()
+    return figure
+
+
+def spread_figure(rewards: dict[str, np.ndarray]) -> Figure:
+    """Scores of the same groups by several rewards, each of shape (groups, completions), one panel a reward."""
+    with styled():
+        size = (3.6 * len(rewards), 2.9)
+        figure, panels = plt.subplots(1, len(rewards), figsize=size, sharey=True, layout="constrained", squeeze=False)
+        for axes, (name, scores) in zip(panels[0], rewards.items()):
+            flat = draw_groups(axes, scores)
+            axes.set_title(f"{name}:\nspread in {len(scores) - flat} of {len(scores)} groups", fontsize=10)
+            axes.set_ylabel("score" if axes is panels[0][0] else "")
     return figure
 
 
@@ -38,15 +50,8 @@ def draw_groups(axes: Axes, scores: np.ndarray) -> int:
     size = float(np.clip(60 / len(scores), 2.5, 5))
     for which, marker, colour, label in ((~flat, "o", COLOURS[0], "completion"), (flat, "x", COLOURS[1], "no spread")):
         if which.any():
-            axes.plot(
-                places[which].ravel(),
-                scores[which].ravel(),
-                marker,
-                color=colour,
-                alpha=0.7,
-                markersize=size,
-                label=label,
-            )
+            look = {"color": colour, "alpha": 0.7, "markersize": size, "label": label}
+            axes.plot(places[which].ravel(), scores[which].ravel(), marker, **look)
     middle, mean = np.arange(len(scores))[~flat], scores[~flat].mean(axis=1)  # without spread the crosses are the mean
     axes.hlines(mean, middle - 0.35, middle + 0.35, color="black", linewidth=1.5, label="mean")
     axes.set(xlabel="group (one prompt each)", ylabel="total reward")
@@ -54,66 +59,11 @@ def draw_groups(axes: Axes, scores: np.ndarray) -> int:
     return int(flat.sum())
 
 
-def spread_figure(rewards: dict[str, np.ndarray]) -> Figure:
-    """Scores of the same groups by several rewards, each of shape (groups, completions), one panel a reward."""
-    with styled():
-        size = (3.6 * len(rewards), 2.9)
-        figure, panels = plt.subplots(1, len(rewards), figsize=size, sharey=True, layout="constrained", squeeze=False)
-        for axes, (name, scores) in zip(panels[0], rewards.items()):
-            flat = draw_groups(axes, scores)
-            axes.set_title(f"{name}:\nspread in {len(scores) - flat} of {len(scores)} groups", fontsize=10)
-            axes.set_ylabel("score" if axes is panels[0][0] else "")
-    return figure
-
-
-def short(name: str) -> str:
-    """A reward's name as a label: length_reward[longest=40] is length[longest=40]."""
-    return name.replace("_reward", "")
-
-
-def draw_shares(axes: Axes, record: dict[str, Any]) -> None:
-    """Share of groups with spread, a bar a reward and one for the total; grey where the weight is 0."""
-    names, shares, labels, colours = [], [], [], []
-    for name, line in {**record["rewards"], "total": record["total"]}.items():
-        failed = line["groups_without_spread"] is None
-        shares.append(0.0 if failed else 100 * (1 - line["groups_without_spread"]))
-        labels.append("failed" if failed else f"{shares[-1]:.0f} %")
-        names.append("\n".join([*textwrap.wrap(short(name), 16), *(["(weight 0)"] if line["weight"] == 0 else [])]))
-        colours.append("#BBBBBB" if line["weight"] == 0 else COLOURS[5] if line["weight"] else COLOURS[0])
-    axes.bar_label(axes.barh(range(len(names)), shares, 0.6, color=colours), labels, padding=3, fontsize=9)
-    axes.set_yticks(range(len(names)), names, fontsize=9)
-    axes.set(title=f"Signal in {shares[-1]:.0f} % of groups", xlabel="percent of groups with spread", xlim=(0, 125))
-    axes.set_xticks(range(0, 101, 25))
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-
-
-def draw_pass(axes: Axes, passed: dict[str, Any]) -> None:
-    """pass@k over k with its 95 % interval."""
-    axes.set(xlabel="k completions of a prompt", ylabel="pass@k, percent", ylim=(-3, 103))
-    if not passed["at"]:
-        axes.set_title("No completion could be judged")
-        return
-    sizes = [int(k) for k in passed["at"]]
-    middle, low, high = (
-        100 * np.array([at[key] for at in passed["at"].values()]) for key in ("estimate", "low", "high")
-    )
-    axes.fill_between(sizes, low, high, color=COLOURS[2], alpha=0.2, linewidth=0, label="95 % interval")
-    axes.plot(sizes, middle, "o-", color=COLOURS[2], linewidth=2)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [str(k) for k in sizes])
-    axes.minorticks_off()
-    axes.set_title(f"pass@k: {middle[0]:.0f} % to {middle[-1]:.0f} %")
-    place = "lower right" if middle[-1] > 50 else "upper right"
-    axes.legend(loc=place, title=f"judged by\n{short(passed['decided_by'])}", title_fontsize=9)
-
-
-def preflight_figure(record: dict[str, Any]) -> Figure:
+def preflight_figure(record: Row) -> Figure:
     """A preflight's record in three panels: totals by group, share of groups with signal, pass@k."""
     with styled():
-        figure, (left, middle, right) = plt.subplots(
-            1, 3, figsize=(10, 3.5), width_ratios=(1.3, 1, 1), layout="constrained"
-        )
+        widths = {"width_ratios": (1.3, 1, 1), "layout": "constrained"}
+        figure, (left, middle, right) = plt.subplots(1, 3, figsize=(10, 3.5), **widths)
         flat = draw_groups(left, np.array(record["totals"]))
         left.set_title(f"{flat} of {record['groups']} groups without spread")
         bottom, top = left.get_ylim()
@@ -124,3 +74,43 @@ def preflight_figure(record: dict[str, Any]) -> Figure:
         for axes in figure.axes:
             axes.title.set_fontsize(10)
     return figure
+
+
+def short_name(reward: str) -> str:
+    """A reward's name as a label: length_reward[longest=40] is length[longest=40]."""
+    return reward.replace("_reward", "")
+
+
+def draw_shares(axes: Axes, record: Row) -> None:
+    """Share of groups with spread, a bar a reward and one for the total; grey where the weight is 0."""
+    names, shares, labels, colours = [], [], [], []
+    for name, line in {**record["rewards"], "total": record["total"]}.items():
+        failed = line["groups_without_spread"] is None
+        shares.append(0.0 if failed else 100 * (1 - line["groups_without_spread"]))
+        labels.append("failed" if failed else f"{shares[-1]:.0f} %")
+        names.append("\n".join(textwrap.wrap(short_name(name), 16)) + "\n(weight 0)" * (line["weight"] == 0))
+        colours.append("#BBBBBB" if line["weight"] == 0 else COLOURS[5] if line["weight"] else COLOURS[0])
+    axes.bar_label(axes.barh(range(len(names)), shares, 0.6, color=colours), labels, padding=3, fontsize=9)
+    axes.set_yticks(range(len(names)), names, fontsize=9)
+    axes.set(title=f"Signal in {shares[-1]:.0f} % of groups", xlabel="percent of groups with spread", xlim=(0, 125))
+    axes.set_xticks(range(0, 101, 25))
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+
+
+def draw_pass(axes: Axes, passed: Row) -> None:
+    """pass@k over k with its 95 % interval."""
+    axes.set(xlabel="k completions of a prompt", ylabel="pass@k, percent", ylim=(-3, 103))
+    if not passed["at"]:
+        axes.set_title("No completion could be judged")
+        return
+    sizes, found = [int(k) for k in passed["at"]], passed["at"].values()
+    middle, low, high = (100 * np.array([at[key] for at in found]) for key in ("estimate", "low", "high"))
+    axes.fill_between(sizes, low, high, color=COLOURS[2], alpha=0.2, linewidth=0, label="95 % interval")
+    axes.plot(sizes, middle, "o-", color=COLOURS[2], linewidth=2)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, sizes)
+    axes.minorticks_off()
+    axes.set_title(f"pass@k: {middle[0]:.0f} % to {middle[-1]:.0f} %")
+    place = "lower right" if middle[-1] > 50 else "upper right"
+    axes.legend(loc=place, title=f"judged by\n{short_name(passed['decided_by'])}", title_fontsize=9)

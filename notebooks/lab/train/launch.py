@@ -1,7 +1,7 @@
 """`make train NPROC=2`: notebook 03 as a script, started in several processes by torchrun or accelerate.
 
     python -m lab.train.launch --nproc 2 --set MAX_STEPS=20          # gloo on a CPU, DDP on GPUs
-    python -m lab.train.launch --nproc 8 --config zero3              # sharded weights; `lab/configs/` says when
+    python -m lab.train.launch --nproc 8 --config zero3              # sharded weights; lab/train/configs/ says when
 
 The script has the notebook's cells as they are; `--set` goes where papermill would put its parameters.
 """
@@ -18,20 +18,35 @@ from typing import Any
 
 from lab.files import ROOT, STOP, output_folder, relative, write_text
 
-CONFIGS = ROOT / "notebooks" / "lab" / "configs"
-SHARDED = ("fsdp", "zero3")
-PLAIN = {
-    "BACKEND": "trl",
-    "MORE_SETTINGS": {"load_in_4bit": False},
-}  # Unsloth's loader and 4-bit weights are not sharded here
+CONFIGS = Path(__file__).with_name("configs")
+# Unsloth's loader and 4-bit weights are not sharded here.
+SHARDED = {name: {"BACKEND": "trl", "MORE_SETTINGS": {"load_in_4bit": False}} for name in ("fsdp", "zero3")}
+# Of several processes the first one prints; errors come from all.
+HEAD = '''"""Notebook {notebook} as a script. Made by lab.train.launch; change the notebook, not this file."""
 
-
-# of several processes the first one speaks; errors come from all
-ONE_VOICE = """import os
+import os
 import sys
 
 if int(os.environ.get("RANK", "0")):
-    sys.stdout = open(os.devnull, "w")"""
+    sys.stdout = open(os.devnull, "w")'''
+
+
+def launch(nproc: int = 1, config: str = "ddp", parameters: dict[str, Any] | None = None) -> int:
+    """Exports notebook 03 and runs it; returns the exit status."""
+    names = sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem != "vllm_serve")
+    if config not in names:
+        raise ValueError(f"There is no config {config!r}: they are {', '.join(names)}.")
+    parameters = dict(parameters or {})
+    for name, value in SHARDED.get(config, {}).items():
+        parameters[name] = {**value, **parameters.get(name, {})} if isinstance(value, dict) else value
+    script = export_script(output_folder(parameters.get("OUTPUTS", "outputs")) / "train.py", parameters)
+    how = config if on_gpu() else "gloo on the CPU"
+    print(f"{relative(script)}: {nproc} process{'es' * (nproc > 1)}, {how}", flush=True)
+    # in a session of its own: torchrun would end its processes at a Ctrl-C, within a step
+    process = subprocess.Popen(
+        command(script, nproc, config), env=environment(nproc), cwd=ROOT / "notebooks", start_new_session=True
+    )
+    return wait(process, script.parent / "run" / STOP)
 
 
 def export_script(path: Path, parameters: dict[str, Any], notebook: str = "03_train_grpo") -> Path:
@@ -41,23 +56,16 @@ def export_script(path: Path, parameters: dict[str, Any], notebook: str = "03_tr
     """
     import nbformat
 
-    cells = [
-        cell for cell in nbformat.read(ROOT / "notebooks" / f"{notebook}.ipynb", 4).cells if cell.cell_type == "code"
-    ]
-    parts = [
-        f'"""Notebook {notebook} as a script. Made by lab.train.launch; change the notebook, not this file."""',
-        ONE_VOICE,
-    ]
-    for cell in cells:
-        parts.append(cell.source)
+    parts = [HEAD.format(notebook=notebook)]
+    for cell in nbformat.read(ROOT / "notebooks" / f"{notebook}.ipynb", 4).cells:
+        if cell.cell_type == "code":
+            parts.append(cell.source)
         if "parameters" in cell.metadata.get("tags", []):
             known = [node.targets[0].id for node in ast.parse(cell.source).body if isinstance(node, ast.Assign)]
-            unknown = [name for name in parameters if name not in known]
-            if unknown:
+            if unknown := [name for name in parameters if name not in known]:
                 raise ValueError(f"{notebook} has no parameter {unknown[0]!r}; it has: {', '.join(known)}.")
-            parts.append(
-                "# set for this launch\n" + "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
-            )
+            values = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
+            parts.append(f"# set for this launch\n{values}")
     return write_text(path, "\n\n\n".join(parts) + "\n")
 
 
@@ -70,57 +78,22 @@ def on_gpu() -> bool:
 def command(script: Path, nproc: int, config: str) -> list[str]:
     """How to start the script in `nproc` processes."""
     if on_gpu():
-        file = CONFIGS / f"{config}.yaml"
-        return [
-            sys.executable,
-            "-m",
-            "accelerate.commands.launch",
-            "--config_file",
-            str(file),
-            "--num_processes",
-            str(nproc),
-            str(script),
-        ]
-    # `accelerate launch --cpu --num_processes 2` silently runs one process
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(nproc), str(script)]
+        how = ["accelerate.commands.launch", "--config_file", f"{CONFIGS / config}.yaml", "--num_processes", str(nproc)]
+    else:  # `accelerate launch --cpu --num_processes 2` silently runs one process
+        how = ["torch.distributed.run", "--standalone", "--nproc_per_node", str(nproc)]
+    return [sys.executable, "-m", *how, str(script)]
 
 
 def environment(nproc: int) -> dict[str, str]:
-    """What the processes find in their environment; on a CPU they share its cores instead of fighting for them."""
-    # what was on the path before stays: there are machines whose packages lie in a folder of their own
+    """What the processes find in their environment. On a CPU they share its cores instead of fighting for them."""
+    # PYTHONPATH stays: there are machines whose packages lie in a folder of their own
     paths = [str(ROOT), str(ROOT / "notebooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "GRPO_NOTEBOOKS": str(ROOT)}
     if not on_gpu():
-        found |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": str(threads(nproc))}
+        share, asked = max(1, (os.cpu_count() or 1) // nproc), os.environ.get("OMP_NUM_THREADS", "")
+        threads = min(share, int(asked)) if asked.isdigit() and int(asked) else share
+        found |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": str(threads)}
     return found
-
-
-def threads(nproc: int) -> int:
-    """A process's share of the cores, or fewer where fewer were asked for."""
-    share, asked = max(1, (os.cpu_count() or 1) // nproc), os.environ.get("OMP_NUM_THREADS", "")
-    return min(share, int(asked)) if asked.isdigit() and int(asked) else share
-
-
-def launch(nproc: int = 1, config: str = "ddp", parameters: dict[str, Any] | None = None) -> int:
-    """Exports notebook 03 and runs it; returns the exit status."""
-    names = sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem != "vllm_serve")
-    if config not in names:
-        raise ValueError(f"There is no config {config!r}: they are {', '.join(names)}.")
-    parameters = dict(parameters or {})
-    if config in SHARDED:
-        parameters |= {
-            "BACKEND": PLAIN["BACKEND"],
-            "MORE_SETTINGS": {**PLAIN["MORE_SETTINGS"], **parameters.get("MORE_SETTINGS", {})},
-        }
-    script = export_script(output_folder(parameters.get("OUTPUTS", "outputs")) / "train.py", parameters)
-    started = command(script, nproc, config)
-    print(
-        f"{relative(script)}: {nproc} process{'es' * (nproc > 1)}, {config if on_gpu() else 'gloo on the CPU'}",
-        flush=True,
-    )
-    # in a session of its own: torchrun would end its processes at a Ctrl-C, within a step
-    process = subprocess.Popen(started, env=environment(nproc), cwd=ROOT / "notebooks", start_new_session=True)
-    return wait(process, script.parent / "run" / STOP)
 
 
 def wait(process: subprocess.Popen, stop: Path) -> int:
@@ -139,7 +112,7 @@ def wait(process: subprocess.Popen, stop: Path) -> int:
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """`NAME=value` with a Python value; what is none is a string."""
+    """`NAME=value` with a Python value; anything else is a string."""
     name, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is no NAME=value")
@@ -153,9 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nproc", type=int, default=1, help="processes: one a GPU, or shares of the CPU")
     parser.add_argument("--config", default="ddp", help="ddp, fsdp or zero3; on a CPU it is always gloo")
-    parser.add_argument(
-        "--set", nargs="*", default=[], type=assignment, metavar="NAME=value", help="parameters of notebook 03"
-    )
+    parser.add_argument("--set", nargs="*", default=[], type=assignment, metavar="NAME=value", help="parameters")
     arguments = parser.parse_args()
     try:
         sys.exit(launch(arguments.nproc, arguments.config, dict(arguments.set)))

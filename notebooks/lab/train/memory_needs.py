@@ -7,20 +7,81 @@ from typing import Any
 
 import pandas as pd
 
-from lab.train.settings_check import Case, plain
+from lab.train.settings_check import RunSettings
 
 TARGET_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 FULL_ENOUGH = 0.90  # of the free memory; the rest goes to fragments and to what no formula counts
-ALWAYS, GENERATING, TRAINING = "always", "generating", "training"
 
 
-def skeleton(model_config: Any) -> Any:
-    """The model without its weights: shapes only, whatever its size, in a fraction of a second."""
+def memory_estimate(
+    model_config: Any,
+    *,
+    settings: Mapping[str, Any],
+    max_prompt_tokens: int,
+    load_in_4bit: bool = True,
+    lora_rank: int = 16,
+    full_finetuning: bool = False,
+    target_modules: Sequence[str] = TARGET_MODULES,
+) -> pd.DataFrame:
+    """What a run on one card needs, by parts: columns `bytes`, `size`, `when`, `formula`.
+
+    The peak is what is always there plus the larger of generating and training, which take turns.
+    `.attrs`: `total_bytes` (that peak), `free_bytes` of this machine, and `warning`, empty where it fits.
+
+    Base, adapter and KV cache are exact for dense models. Activations and logits are estimates for plain TRL, and an
+    upper bound for Unsloth, which calculates logits in chunks. vLLM's own share of the card is not counted.
+    Without bf16 and fp16 a weight counts 4 bytes; on a CPU with native bfloat16 Unsloth loads it in 2.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(model_config.get_text_config())
+    run, text = RunSettings(settings), model_config.get_text_config()
+    width = 2 if run["bf16"] or run["fp16"] else 4
+    held = 4 if full_finetuning else width  # all weights learn: they are kept in 32 bits
+    with torch.device("meta"):  # shapes only: a fraction of a second, whatever the model's size
+        model = AutoModelForCausalLM.from_config(text)
+    base, size = base_bytes(model, load_in_4bit and not full_finetuning, held)
+    targets = [one for name, one in linear_layers(model).items() if name.rpartition(".")[2] in target_modules]
+    # rank × (inputs + outputs) of each target (Hu et al. 2021, "LoRA", section 4.1)
+    adapter = 0 if full_finetuning else sum(lora_rank * (one.in_features + one.out_features) for one in targets)
+    trained, each = (base, held) if full_finetuning else (adapter, 4)  # PEFT and Unsloth keep adapters in 32 bits
+    state = state_bytes(run["optim"], each)
+    batch, answer = run["per_device_train_batch_size"], run["max_completion_length"] or 0
+    length, sequences, checkpointing = (
+        max_prompt_tokens + answer,
+        batch * run.steps_per_generation,
+        run["gradient_checkpointing"],
+    )
+    packed = "4.127 bits in linear layers, else " if size < base * held else ""
+    cache = f"2 × layers × {kv_width(text)} × {width} bytes × {length} tokens × {sequences} sequences"
+    kept = f"{batch} × {length} tokens, {'layer inputs' if checkpointing else 'all layers'}, {width} bytes"
+    logits = f"values and gradients: 2 × {width} bytes × {batch} × {answer} tokens × {text.vocab_size:,}"
+    fixed = 1.0 if torch.cuda.is_available() else 0.3  # a round figure
+    rows = [
+        ("base weights", size, "always", f"{base:,} parameters, {packed}{held} bytes"),
+        ("adapter", 4 * adapter, "always", f"{adapter:,} parameters × 4 bytes"),
+        ("reference model", size, "always", f"{base:,} parameters once more, because beta is not 0"),
+        (
+            "gradients and optimiser states",
+            round(trained * (each + state)),
+            "always",
+            f"{trained:,} × ({each} + {state:g}) bytes",
+        ),
+        ("KV cache while generating", kv_cache_bytes(text, sequences, length, width), "generating", cache),
+        ("activations", activation_bytes(text, batch * length, width, checkpointing), "training", kept),
+        ("logits", 2 * width * batch * answer * text.vocab_size, "training", logits),
+        ("overhead", round(fixed * 1e9), "always", f"assumed {fixed:g} GB for libraries, workspaces and fragments"),
+    ]
+    frame = pd.DataFrame(rows, columns=["part", "bytes", "when", "formula"]).set_index("part")
+    if not (full_finetuning and run["beta"]):  # for the KL term an adapter is switched off: there is no second model
+        frame = frame.drop("reference model")
+    by_time = frame.groupby("when")["bytes"].sum()
+    total, free = int(by_time["always"] + max(by_time["generating"], by_time["training"])), free_bytes()
+    frame.insert(1, "size", frame["bytes"].map(as_size))
+    warning = f"about {as_size(total)} are needed and {as_size(free)} are free: "
+    warning += "lower per_device_train_batch_size or max_completion_length, or take a smaller model."
+    frame.attrs = {"total_bytes": total, "free_bytes": free, "warning": warning if total > FULL_ENOUGH * free else ""}
+    return frame
 
 
 def linear_layers(model: Any) -> dict[str, Any]:
@@ -42,20 +103,13 @@ def base_bytes(model: Any, load_in_4bit: bool, width: int) -> tuple[int, int]:
     return parameters, (parameters - packed) * width + packed // 2 + -(-packed // 64) + 4 * -(-packed // (64 * 256))
 
 
-def lora_parameters(model: Any, rank: int, targets: Sequence[str] = TARGET_MODULES) -> int:
-    """Parameters of a LoRA adapter: rank × (inputs + outputs) for each target (Hu et al. 2021, section 4.1)."""
-    layers = (one for name, one in linear_layers(model).items() if name.rpartition(".")[2] in targets)
-    return sum(rank * (one.in_features + one.out_features) for one in layers)
-
-
-def kv_cache_bytes(model_config: Any, sequences: int, tokens: int, width: int) -> int:
+def kv_cache_bytes(text: Any, sequences: int, tokens: int, width: int) -> int:
     """Bytes of keys and values at the end of a generation.
 
     2 × layers × kv_heads × head_dim × width × tokens × sequences (Kwon et al. 2023, "PagedAttention", section 3). A
     layer with a sliding window keeps window − 1 tokens, as transformers' DynamicCache does; a linear-attention or
     recurrent layer keeps no tokens.
     """
-    text = model_config.get_text_config()
     window = getattr(text, "sliding_window", None)
     usual = "sliding_attention" if window else "full_attention"
     kinds = getattr(text, "layer_types", None) or [usual] * text.num_hidden_layers
@@ -64,28 +118,26 @@ def kv_cache_bytes(model_config: Any, sequences: int, tokens: int, width: int) -
     return 2 * sum(kept) * kv_width(text) * width * sequences
 
 
-def kv_width(text: Any) -> int:
-    return (getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * head_size(text)
-
-
 def head_size(text: Any) -> int:
     return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
 
 
-def activation_bytes(model_config: Any, tokens: int, width: int, checkpointing: bool) -> int:
+def kv_width(text: Any) -> int:
+    """Values that a layer keeps of one token's keys."""
+    return (getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * head_size(text)
+
+
+def activation_bytes(text: Any, tokens: int, width: int, checkpointing: bool) -> int:
     """Bytes kept for the backward pass of `tokens` tokens: an estimate, good to a factor of two.
 
     Counted as in Korthikanti et al. 2022 ("Reducing Activation Recomputation", section 4.1), for RMS norms, rotated
     queries and keys, attention that keeps no score matrix and a gated MLP: in a layer, a token keeps
-    6·hidden + 6·queries + 4·kv + 4·intermediate values. (Compared with what torch saves in tiny Llama, Qwen2 and
-    Gemma 3 models: 0.9 of it in 32 bits, 0.5 for Gemma's extra norms in 16 bits.) With checkpointing, each layer
-    keeps its input, and one layer at a time all of it.
+    6·hidden + 6·queries + 4·kv + 4·intermediate values. With checkpointing, each layer keeps its input, and one layer
+    at a time all of it. (Torch saves 0.9 of the estimate in tiny Llama, Qwen2 and Gemma 3 models in 32 bits.)
     """
-    text = model_config.get_text_config()
-    queries = text.num_attention_heads * head_size(text)
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     inner = max(inner) if isinstance(inner, (list, tuple)) else inner
-    layer = 6 * (text.hidden_size + queries) + 4 * (kv_width(text) + inner)
+    layer = 6 * (text.hidden_size + text.num_attention_heads * head_size(text)) + 4 * (kv_width(text) + inner)
     layers = text.num_hidden_layers
     return tokens * width * (layers * text.hidden_size + layer if checkpointing else layers * layer)
 
@@ -98,103 +150,6 @@ def state_bytes(optim: str, width: int) -> float:
     if "8bit" in optim:
         return (1 if "lion" in optim else 2) * (1 + 4 / 256)
     return 0 if optim in ("sgd", "adafactor") else width if "lion" in optim else 2 * width
-
-
-def memory_estimate(
-    model_config: Any,
-    *,
-    settings: Mapping[str, Any],
-    max_prompt_tokens: int,
-    load_in_4bit: bool = True,
-    lora_rank: int = 16,
-    full_finetuning: bool = False,
-    target_modules: Sequence[str] = TARGET_MODULES,
-) -> pd.DataFrame:
-    """What a run on one card needs, by parts: columns `bytes`, `size`, `when`, `formula`.
-
-    The peak is what is always there plus the larger of generating and training, which take turns.
-    `.attrs`: `total_bytes` (that peak), `free_bytes` of this machine, and `warning`, empty where it fits. Base,
-    adapter and KV cache are exact for dense models; activations and logits are estimates for plain TRL, an upper
-    bound for Unsloth, which calculates logits in chunks. vLLM takes its own share at the start and is not counted.
-    Without bf16 and fp16 a weight counts 4 bytes; on a CPU with native bfloat16 Unsloth loads it in 2.
-    """
-    case = Case(settings)
-    width = 2 if case["bf16"] or case["fp16"] else 4
-    held = 4 if full_finetuning else width  # all weights learn: they are kept in 32 bits
-    model = skeleton(model_config)
-    base, size = base_bytes(model, load_in_4bit and not full_finetuning, held)
-    adapter = 0 if full_finetuning else lora_parameters(model, lora_rank, target_modules)
-    trained, each = (base, held) if full_finetuning else (adapter, 4)  # PEFT and Unsloth keep adapters in 32 bits
-    state = state_bytes(str(plain(case["optim"])), each)
-    packed = "4.127 bits in linear layers, else " if size < base * held else ""
-    learning = f"{trained:,} × ({each} + {state:g}) bytes"
-    rows = [
-        ("base weights", size, ALWAYS, f"{base:,} parameters, {packed}{held} bytes"),
-        ("adapter", 4 * adapter, ALWAYS, f"{adapter:,} parameters × 4 bytes"),
-        *reference_row(case, full_finetuning, base, size),
-        ("gradients and optimiser states", round(trained * (each + state)), ALWAYS, learning),
-        *passing_rows(case, model_config, max_prompt_tokens, width),
-        overhead_row(),
-    ]
-    return with_total(pd.DataFrame(rows, columns=["part", "bytes", "when", "formula"]).set_index("part"))
-
-
-def reference_row(case: Case, full_finetuning: bool, base: int, size: int) -> list[tuple]:
-    """The KL term's second model; an adapter needs none, it is switched off for the reference."""
-    if not full_finetuning or not case["beta"]:
-        return []
-    return [("reference model", size, ALWAYS, f"{base:,} parameters once more, because beta is not 0")]
-
-
-def passing_rows(case: Case, model_config: Any, max_prompt_tokens: int, width: int) -> list[tuple]:
-    """KV cache, activations and logits: what comes and goes with each step."""
-    batch, answer = case["per_device_train_batch_size"], case["max_completion_length"] or 0
-    length, sequences = max_prompt_tokens + answer, batch * case.steps_per_generation
-    cache = kv_cache_bytes(model_config, sequences, length, width)
-    checkpointing, text = bool(case["gradient_checkpointing"]), model_config.get_text_config()
-    kept = activation_bytes(model_config, batch * length, width, checkpointing)
-    return [
-        (
-            "KV cache while generating",
-            cache,
-            GENERATING,
-            f"2 × layers × {kv_width(text)} × {width} bytes × {length} tokens × {sequences} sequences",
-        ),
-        (
-            "activations",
-            kept,
-            TRAINING,
-            f"{batch} × {length} tokens, {'layer inputs' if checkpointing else 'all layers'}, {width} bytes",
-        ),
-        (
-            "logits",
-            2 * width * batch * answer * text.vocab_size,
-            TRAINING,
-            f"values and gradients: 2 × {width} bytes × {batch} × {answer} tokens × {text.vocab_size:,}",
-        ),
-    ]
-
-
-def overhead_row() -> tuple:
-    """A round figure: CUDA's context, cuBLAS workspaces and fragments, or torch's buffers on a CPU."""
-    import torch
-
-    size = 1.0 if torch.cuda.is_available() else 0.3
-    return ("overhead", round(size * 1e9), ALWAYS, f"assumed {size:g} GB for libraries, workspaces and fragments")
-
-
-def with_total(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with sizes to read, the total, and the comparison with what is free."""
-    by_time = frame.groupby("when")["bytes"].sum()
-    total = int(by_time[ALWAYS] + max(by_time[GENERATING], by_time[TRAINING]))
-    free = free_bytes()
-    frame.insert(1, "size", frame["bytes"].map(as_size))
-    warning = (
-        f"about {as_size(total)} are needed and {as_size(free)} are free: lower per_device_train_batch_size or "
-        "max_completion_length, or take a smaller model."
-    )
-    frame.attrs = {"total_bytes": total, "free_bytes": free, "warning": warning if total > FULL_ENOUGH * free else ""}
-    return frame
 
 
 def as_size(count: float) -> str:

@@ -1,4 +1,4 @@
-"""The training process itself: package versions, memory, random states, what rewards print."""
+"""The training process itself: package versions, memory, random states, and what rewards print."""
 
 from __future__ import annotations
 
@@ -8,60 +8,82 @@ import os
 import platform
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from lab.files import Row
 
-PACKAGES = (
-    "torch",
-    "transformers",
-    "trl",
-    "peft",
-    "bitsandbytes",
-    "datasets",
-    "accelerate",
-    "unsloth",
-    "unsloth_zoo",
-    "vllm",
-)
+PACKAGES = "torch transformers trl peft bitsandbytes datasets accelerate unsloth unsloth_zoo vllm".split()
+MOST_PRINTED = 20_000  # characters of what rewards print in a step that are kept
 
 
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+def package_versions() -> dict[str, str]:
+    """The version of Python and of each package that a run depends on."""
+    versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
-
-
-def effective_arguments(config: Any) -> Row:
-    """The configuration as the trainer has it now, which is not always what was asked for."""
-    return {name: value for name, value in config.to_dict().items() if "token" not in name or "tokens" in name}
+            versions[name] = "not installed"
+    return versions
 
 
 def peak_memory() -> Row:
-    """The most memory this process held at once, in `bytes`, and what of: the `card` (torch's tensors on it, and what torch
-    has `reserved` for them), or the `process` where there is none. Where the system does not say, bytes is None."""
+    """The most memory that this process held at once, in `bytes`.
+
+    `of` says what was measured: the `card` (torch's tensors on it, and as `reserved` what torch claimed for them), or
+    without a card the `process`. `bytes` is None where the system does not say (Windows).
+    """
     import torch
 
     if torch.cuda.is_available():
         return {"of": "card", "bytes": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
     try:
-        import resource  # Windows has none
+        import resource
     except ImportError:
         return {"of": "process", "bytes": None}
     unit = 1 if sys.platform == "darwin" else 1024
     return {"of": "process", "bytes": unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
 
 
-def processes() -> int:
+def this_process() -> Row:
+    """What tells this process from another one with the same number, on this machine or after its restart."""
+    import psutil
+
+    return {"pid": os.getpid(), "host": platform.node(), "began": psutil.Process().create_time()}
+
+
+def is_running(process: Mapping[str, Any]) -> bool:
+    """Whether a process still runs on this machine; `process` is what `this_process` gave in it."""
+    import psutil
+
+    try:
+        same_start = abs(psutil.Process(int(process["pid"])).create_time() - process["began"]) < 2
+        return process["host"] == platform.node() and same_start
+    except psutil.AccessDenied:
+        return True
+    except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):
+        return False
+
+
+def world_size() -> int:
     """How many processes train together: more than one under torchrun or accelerate launch."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+@contextlib.contextmanager
+def one_process_first() -> Iterator[bool]:
+    """Yields whether this process is the one that writes; the others enter when it is done."""
+    if world_size() == 1:
+        yield True
+        return
+    from accelerate import PartialState
+
+    state = PartialState()
+    with state.main_process_first():
+        yield state.is_main_process
 
 
 def random_states() -> Row:
@@ -82,28 +104,15 @@ def set_random_states(states: Row) -> None:
         torch.cuda.set_rng_state_all(states["cuda"])
 
 
-@contextlib.contextmanager
-def one_process_first() -> Iterator[bool]:
-    """Yields whether this process is the one that writes; the others enter when it is done."""
-    if processes() == 1:
-        yield True
-        return
-    from accelerate import PartialState
-
-    state = PartialState()
-    with state.main_process_first():
-        yield state.is_main_process
-
-
-class Printed:
-    """Standard output that keeps the beginning of what is printed, and is otherwise what it was."""
+class StdoutTee:
+    """Passes on what is printed, and keeps the beginning of it. Otherwise it behaves as the standard output does."""
 
     def __init__(self) -> None:
         self.kept, self.left_out, self.out = "", 0, sys.stdout
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        self.out = self.out if sys.stdout is self else sys.stdout  # a notebook's own, another one in every cell
+    def capture(self) -> Iterator[None]:
+        self.out = self.out if sys.stdout is self else sys.stdout  # a notebook has another one in every cell
         with contextlib.redirect_stdout(self):
             yield
 
@@ -111,15 +120,12 @@ class Printed:
         return getattr(self.out, name)
 
     def write(self, text: str) -> int:
-        room = PRINTED - len(self.kept)
+        room = MOST_PRINTED - len(self.kept)
         self.kept, self.left_out = self.kept + text[:room], self.left_out + len(text[room:])
         return self.out.write(text)
 
-    def taken(self) -> str:
+    def take(self) -> str:
         """What was kept since the last call."""
         text = self.kept + (f"\n… and {self.left_out:,} characters more" if self.left_out else "")
         self.kept, self.left_out = "", 0
         return text
-
-
-PRINTED = 20_000  # characters of what rewards print in a step are kept

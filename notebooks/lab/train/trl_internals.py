@@ -1,8 +1,41 @@
-"""Private members of TRL and Unsloth that we touch, all of them, so that an upgrade is one diff."""
+"""What we use of TRL, transformers and Unsloth that is not public: here and nowhere else, so that an upgrade is one diff.
+
+Written for TRL 1.14, transformers 5.17 and Unsloth 2026.10. `missing_members` says what another version lacks.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+# Members of the trainer that this module uses: methods with their parameters, and attributes.
+METHODS = {
+    "_generate": ["prompts"],
+    "_calculate_rewards": ["inputs", "prompts", "completions", "completion_ids_list"],
+    "_get_train_sampler": ["dataset"],
+    "_log_completion_extra": ["column", "values"],
+    "_tokenize_prompts": ["prompts"],
+    "_save_checkpoint": ["model", "trial"],
+}
+ATTRIBUTES = "_logs _metrics _step temperature num_generations reward_weights reward_funcs reward_func_names".split()
+
+
+def missing_members(trainer: type) -> list[str]:
+    """Those of `METHODS` and `ATTRIBUTES` that this trainer class does not have."""
+    methods = {name: getattr(trainer, name, None) for name in METHODS}
+    parameters = {name: list(inspect.signature(method).parameters)[1:] for name, method in methods.items() if method}
+    source = "".join(inspect.getsource(one) for one in trainer.__mro__ if "GRPOTrainer" in one.__name__)
+    missing = [name for name, wanted in METHODS.items() if parameters.get(name) != wanted]
+    return missing + [name for name in ATTRIBUTES if f"self.{name} =" not in source]
+
+
+def use_unsloths_trainer() -> None:
+    """Puts the trainer that Unsloth writes for a card in TRL's place, also where there is no card."""
+    from unsloth.models import rl
+
+    rl._patch_trl_rl_trainers_impl("grpo_trainer")
 
 
 def generates_next(trainer: Any) -> bool:
@@ -10,9 +43,93 @@ def generates_next(trainer: Any) -> bool:
     return trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0
 
 
-def trainer_metrics(trainer: Any, name: str, value: float) -> None:
+def add_metric(trainer: Any, name: str, value: float) -> None:
     """Adds a value to TRL's metrics of this step: it reaches the log, our record and every tracker."""
     trainer._metrics["train"][name].append(float(value))
+
+
+def last_batch(trainer: Any) -> Mapping[str, Any]:
+    """What TRL keeps of the last batch: `prompt`, `completion`, `rewards` (by name), `advantages`, and `extra` columns.
+
+    TRL fills it at every step, whether `log_completions` is on or not.
+    """
+    return trainer._logs
+
+
+def forget_columns(trainer: Any, reward: str) -> None:
+    """Drops a reward's scores and all extra columns from what TRL keeps: the next step fills them anew."""
+    trainer._logs["rewards"].pop(reward, None)
+    trainer._logs["extra"].clear()
+
+
+def wrap_generation(trainer: Any, wrapper: Callable) -> None:
+    """From now on `wrapper(generate, prompts)` stands in for TRL's `generate(prompts)`; its first result is prompt ids."""
+    generate = trainer._generate
+    trainer._generate = lambda prompts: wrapper(generate, prompts)
+
+
+def wrap_scoring(trainer: Any, wrapper: Callable) -> None:
+    """From now on `wrapper(score, rows, prompts, completions, completion_ids)` stands in for TRL's `score(rows, …)`.
+
+    `score` returns a tensor: a row for each completion of all processes, a column for each reward.
+    """
+    score = trainer._calculate_rewards
+    trainer._calculate_rewards = lambda *call, **named: wrapper(score, *call, **named)
+
+
+def add_columns(trainer: Any, columns: Mapping[str, Sequence]) -> None:
+    """Adds columns beside the completions of this step, as a reward does with `log_extra`."""
+    for name, values in columns.items():
+        trainer._log_completion_extra(name, values)
+
+
+def continue_epoch_order(trainer: Any, finished_epochs: int) -> None:
+    """Lets a run that is resumed in a later epoch take the prompts in that epoch's order.
+
+    TRL's sampler draws the order of each epoch from one generator, which no checkpoint keeps. A resumed run would
+    begin with the order of the first epoch again.
+    """
+    import torch
+
+    make_sampler = trainer._get_train_sampler
+
+    def sampler(*args: Any) -> Any:
+        made = make_sampler(*args)
+        for _ in range(finished_epochs if getattr(made, "shuffle", False) else 0):
+            torch.randperm(made.num_samples, generator=made.generator)
+        return made
+
+    trainer._get_train_sampler = sampler
+
+
+def save_checkpoint(trainer: Any) -> None:
+    """A checkpoint of the last finished step, made outside of the training loop. No callback is told."""
+    trainer._save_checkpoint(trainer.model, trial=None)
+
+
+def load_adapter(trainer: Any, checkpoint: Path) -> None:
+    """Loads the trained adapter of a checkpoint.
+
+    TRL keeps a second adapter, `ref`, for the KL term. The Trainer of transformers 5.17 finds its folder in the
+    checkpoint and loads `ref` alone. Without this the run would go on from a fresh adapter, with the old optimizer's
+    state and no message.
+    """
+    from peft import PeftModel, set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    weights = checkpoint / "adapter_model.safetensors"
+    if isinstance(model, PeftModel) and weights.exists():
+        set_peft_model_state_dict(model, load_file(weights), adapter_name=model.active_adapter)
+
+
+def set_training_mode(trainer: Any, training: bool) -> None:
+    """Puts the model back into the mode it had before it generated. Unsloth has a mode of its own on a GPU."""
+    model = trainer.model
+    model.train(training)
+    if training and hasattr(model, "for_training"):
+        checkpointing = getattr(model, "_unsloth_gradient_checkpointing", trainer.args.gradient_checkpointing)
+        model.for_training(use_gradient_checkpointing=checkpointing)
 
 
 def set_temperature(trainer: Any, temperature: float) -> None:
@@ -26,11 +143,14 @@ def set_temperature(trainer: Any, temperature: float) -> None:
 
 
 def continue_prefilled(trainer: Any) -> None:
-    """Lets the policy go on inside an assistant turn that the prompt has begun.
+    """Lets the policy continue an assistant turn that the prompt has begun.
 
-    TRL 1.14 renders every prompt with `add_generation_prompt=True`: it would close the turn and open
-    a second one. Prompts that end with another role are left to it. The rewards put the beginning
-    back before they score (`rewards.assistant_prefix`).
+    TRL 1.14 renders every prompt with `add_generation_prompt=True`, which would close the turn and open a second one.
+    Prompts that end with another role are left to TRL. The rewards put the beginning back before they score
+    (`rewards.assistant_prefix`).
+
+    Raises (while training):
+        ValueError: where some prompts end with an assistant's turn and some do not.
     """
     plain = trainer._tokenize_prompts
 
@@ -40,7 +160,7 @@ def continue_prefilled(trainer: Any) -> None:
             return plain(prompts)
         if not all(begun):
             raise ValueError("Some prompts end with an assistant's turn and some do not: prefill all of them or none.")
-        made = trainer.processing_class.apply_chat_template(
+        rendered = trainer.processing_class.apply_chat_template(
             conversation=prompts,
             continue_final_message=True,
             add_generation_prompt=False,
@@ -48,6 +168,6 @@ def continue_prefilled(trainer: Any) -> None:
             return_dict=True,
             **trainer.chat_template_kwargs,
         )
-        return made["input_ids"], None, {}
+        return rendered["input_ids"], None, {}
 
     trainer._tokenize_prompts = tokenize

@@ -1,21 +1,15 @@
 """The merge, its proof, and that a broken merge fails it: each way of breaking one is done here on purpose."""
 
-import errno
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import textwrap
 import types
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lab.export import merge, merge_proof, serving_prompt
-from lab.files import ROOT, STARTER_POLICY
+from lab.export import merge, merge_proof, model_folder, predictions, serving_prompt, weight_checks
+from lab.files import STARTER_POLICY
 from lab.model import prompts, sampling
 from lab.model.policy import checksum
 
@@ -25,7 +19,7 @@ QUESTIONS = [
     "Ada has 2 cats.",
 ]
 SYSTEM = {"role": "system", "content": "Think step by step between <think> and </think>."}
-MANNER = serving_prompt.ServedPrompt(preamble=[SYSTEM], max_new_tokens=24)
+SERVED = serving_prompt.ServedPrompt(preamble=[SYSTEM], max_new_tokens=24)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +37,7 @@ def made(tmp_path_factory):
         "frozen": {n: list(checksum(p)) for n, p in model.named_parameters() if not p.requires_grad},
     }
     torch.manual_seed(0)
-    for name, parameter in model.named_parameters():
+    for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data += 0.04 * torch.randn_like(parameter)
     model.save_pretrained(folder / "adapter")
@@ -56,7 +50,7 @@ def made(tmp_path_factory):
     merge.merge_into_dequantised(again, folder / "adapter", tokenizer, folder / "dequantised base")
     base = AutoModelForCausalLM.from_pretrained(STARTER_POLICY, dtype=trained.dtype).eval()
     for name in ("original base", "dequantised base"):
-        merge.finish(folder / name, base, tokenizer, MANNER)
+        serving_prompt.save_served_prompt(folder / name, base, tokenizer, SERVED)
     chats = [[SYSTEM, {"role": "user", "content": question}] for question in QUESTIONS]
     trained.eval()
     replies = [
@@ -68,20 +62,20 @@ def made(tmp_path_factory):
 
 
 def proof_of(made, folder, kind="dequantised base", **changes):
-    sample = merge_proof.sample_of(made.tokenizer, made.chats, made.replies)
+    sample = predictions.proof_sample(made.tokenizer, made.chats, made.replies)
     given = dict(
-        base=merge_proof.base_weights(made.trained if kind == "dequantised base" else made.base),
+        base=weight_checks.base_weights(made.trained if kind == "dequantised base" else made.base),
         base_config=made.base.config.to_dict(),
         adapter=made.folder / "adapter",
         chats=made.chats,
         replies=made.replies,
-        manner=MANNER,
+        served=SERVED,
         start=made.start,
-        quantising=merge_proof.distance(merge_proof.AsBase(made.trained), made.base, sample)
+        quantising=predictions.prediction_distance(predictions.WithoutAdapter(made.trained), made.base, sample)
         if kind == "original base"
         else None,
     )
-    return merge_proof.prove(folder, made.trained, made.tokenizer, **{**given, **changes})
+    return merge_proof.prove_merge(folder, made.trained, made.tokenizer, **{**given, **changes})
 
 
 @pytest.fixture
@@ -109,9 +103,9 @@ def quick(monkeypatch):
             tokenizer.decode(model.generate(torch.tensor([one]), **how)[0, len(one) :], skip_special_tokens=True)
             for one in ids
         ]
-        return {"answers": texts, "prompt_ids": ids, "modules": []}
+        return {"answers": texts, "prompt_ids": ids}
 
-    monkeypatch.setattr(merge_proof, "answer_in_fresh_process", answer)
+    monkeypatch.setattr(predictions, "answer_in_fresh_process", answer)
 
 
 def copied(made, tmp_path, name="dequantised base"):
@@ -119,7 +113,7 @@ def copied(made, tmp_path, name="dequantised base"):
 
 
 def failed(proof):
-    return {line["check"] for line in merge_proof.verdicts(proof) if not line["ok"]}
+    return {line["check"] for line in merge_proof.proof_checks(proof) if not line["ok"]}
 
 
 def rewrite(folder, change):
@@ -134,15 +128,12 @@ def edit(path, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-# --------------------------------------------------------------------------- a good merge
-
-
 def test_both_merges_pass_with_a_real_fresh_process_and_the_dequantised_one_is_nearer(made):
     proofs = {kind: proof_of(made, made.folder / kind, kind) for kind in ("original base", "dequantised base")}
     for proof in proofs.values():
         assert not failed(proof), failed(proof)
-        merge_proof.prove_or_refuse(proof)
-        assert proof["fresh_process"]["had"] == [] and proof["fresh_process"]["same_prompts"] == 1
+        merge_proof.refuse_unproved(proof)
+        assert proof["fresh_process"]["same_prompts"] == 1
         assert proof["adapter"] == {
             "tensors": 56,
             "all_zero": 0,
@@ -157,7 +148,7 @@ def test_both_merges_pass_with_a_real_fresh_process_and_the_dequantised_one_is_n
         assert json.loads(json.dumps(proof)) == proof
     near, far = (proofs[kind]["trained_against_merged"]["kl"] for kind in ("dequantised base", "original base"))
     assert near < 0.1 * far
-    chosen, why = merge_proof.choose({kind: proof["trained_against_merged"] for kind, proof in proofs.items()})
+    chosen, why = predictions.choose_merge({kind: proof["trained_against_merged"] for kind, proof in proofs.items()})
     assert chosen == "dequantised base" and "times as far" in why
 
 
@@ -168,15 +159,15 @@ def test_the_weights_of_the_proof_agree_with_a_merge_by_peft(made):
     base = AutoModelForCausalLM.from_pretrained(STARTER_POLICY, dtype=torch.float32)
     before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
     after = PeftModel.from_pretrained(base, str(made.folder / "adapter")).merge_and_unload().state_dict()
-    for name, (b, a, scale) in merge_proof.updates(made.folder / "adapter").items():
-        assert torch.allclose(after[name] - before[name], scale * (b @ a), atol=1e-5), name
+    for name, update in weight_checks.lora_updates(made.folder / "adapter").items():
+        assert torch.allclose(after[name] - before[name], update(), atol=1e-5), name
 
 
 def test_the_distance_of_a_model_from_itself_is_0_and_kl_is_that_of_the_definition(made):
-    sample = merge_proof.sample_of(made.tokenizer, made.chats, made.replies)
-    same = merge_proof.distance(made.base, made.base, sample)
+    sample = predictions.proof_sample(made.tokenizer, made.chats, made.replies)
+    same = predictions.prediction_distance(made.base, made.base, sample)
     assert (same["kl"], same["logit_max"], same["same_top"]) == (0, 0, 1)
-    found, kl = merge_proof.distance(made.trained, made.base, sample), []
+    found, kl = predictions.prediction_distance(made.trained, made.base, sample), []
     for prompt, reply in zip(sample.prompts, sample.replies):
         with torch.inference_mode():
             one, two = (
@@ -193,12 +184,9 @@ def test_the_distance_of_a_model_from_itself_is_0_and_kl_is_that_of_the_definiti
     )
 
 
-# --------------------------------------------------------------------------- broken merges
-
-
 def test_a_dropped_adapter_fails(made, tmp_path, quick):
     folder = copied(made, tmp_path)
-    base = merge_proof.base_weights(made.trained)
+    base = weight_checks.base_weights(made.trained)
     rewrite(folder, lambda weights: {name: base[name].to(tensor.dtype) for name, tensor in weights.items()})
     proof = proof_of(made, folder)
     assert {
@@ -206,8 +194,10 @@ def test_a_dropped_adapter_fails(made, tmp_path, quick):
         "merged update / our own merge of it",
         "mean KL from the trained model, nats a token",
     } <= failed(proof)
-    with pytest.raises(merge.ExportError, match="equals the base: the adapter was dropped(.|\n)*not put in place"):
-        merge_proof.prove_or_refuse(proof)
+    with pytest.raises(
+        model_folder.ExportError, match="equals the base: the adapter was dropped(.|\n)*not put in place"
+    ):
+        merge_proof.refuse_unproved(proof)
 
 
 @pytest.mark.parametrize("alpha", [8, 15, 32])
@@ -218,7 +208,7 @@ def test_a_wrong_alpha_fails(made, tmp_path, quick, alpha):
     edit(adapter / "adapter_config.json", lora_alpha=alpha)
     again, _ = FastLanguageModel.from_pretrained(str(adapter), max_seq_length=256, load_in_4bit=True)
     merge.merge_into_dequantised(again, adapter, made.tokenizer, folder)
-    merge.finish(folder, made.base, made.tokenizer, MANNER)
+    serving_prompt.save_served_prompt(folder, made.base, made.tokenizer, SERVED)
     proof = proof_of(made, folder)
     assert "merged update / our own merge of it" in failed(proof)
     assert proof["weights"]["merge_ratio"] == pytest.approx(alpha / 16, abs=0.01)
@@ -226,7 +216,7 @@ def test_a_wrong_alpha_fails(made, tmp_path, quick, alpha):
 
 def test_one_layer_left_out_fails(made, tmp_path, quick):
     folder, name = copied(made, tmp_path), "model.layers.2.mlp.down_proj.weight"
-    base = merge_proof.base_weights(made.trained)
+    base = weight_checks.base_weights(made.trained)
     rewrite(folder, lambda weights: weights.update({name: base[name].to(torch.bfloat16)}))
     assert "largest error, in roundings to 16 bits" in failed(proof_of(made, folder))
 
@@ -270,8 +260,8 @@ def test_a_swapped_chat_template_fails_in_a_real_fresh_process(made, tmp_path):
     (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message['content'] }}\n{% endfor %}")
     proof = proof_of(made, folder)
     assert "fresh process: prompts tokenized as in training" in failed(proof)
-    with pytest.raises(merge.ExportError, match="tokenizer or chat template are not those of the training"):
-        merge_proof.prove_or_refuse(proof)
+    with pytest.raises(model_folder.ExportError, match="tokenizer or chat template are not those of the training"):
+        merge_proof.refuse_unproved(proof)
 
 
 def test_stray_adapter_weights_and_missing_weights_fail(made, tmp_path, quick):
@@ -279,11 +269,11 @@ def test_stray_adapter_weights_and_missing_weights_fail(made, tmp_path, quick):
     stray = {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.ones(2, 2)}
     rewrite(folder, lambda weights: weights.update(stray))
     assert "weights missing or stray" in failed(proof_of(made, folder))
-    base = merge_proof.base_weights(made.trained)
-    found = merge_proof.weights_proof(
+    base = weight_checks.base_weights(made.trained)
+    found = weight_checks.compare_weights(
         {name: t for name, t in base.items() if "layers.1." not in name},
         base,
-        merge_proof.updates(made.folder / "adapter"),
+        weight_checks.lora_updates(made.folder / "adapter"),
     )
     assert any("layers.1." in name for name in found["missing"])
 
@@ -298,7 +288,7 @@ def test_an_adapter_that_was_never_trained_or_broke_fails(made, tmp_path):
     weights[first], weights[second] = torch.zeros_like(weights[first]), torch.full_like(weights[second], float("nan"))
     save_file(weights, folder / "adapter_model.safetensors")
     frozen = {"learns": {third.replace(".weight", ".default.weight"): list(checksum(weights[third]))}}
-    found = merge_proof.adapter_proof(folder, frozen)
+    found = weight_checks.check_adapter(folder, frozen)
     assert (found["all_zero"], found["not_finite"]) == (1, 1)
     assert (found["compared_with_start"], found["moved_since_start"]) == (1, 0)
 
@@ -323,7 +313,7 @@ def test_checksums_of_other_names_fail_and_none_at_all_is_a_warning(made, quick)
     assert {"base tensors changed or missing since the start", "adapter tensors that moved since the start"} <= found
     assert any(
         "kept no start.json" in text
-        for text in merge_proof.warnings(proof_of(made, made.folder / "dequantised base", start=None))
+        for text in merge_proof.proof_warnings(proof_of(made, made.folder / "dequantised base", start=None))
     )
 
 
@@ -342,25 +332,25 @@ def test_a_folder_that_decodes_otherwise_fails(made, tmp_path, quick, change):
 def test_noise_beside_the_update_fails():
     torch.manual_seed(0)
     base = {"w": torch.randn(64, 64).to(torch.bfloat16)}
-    update = {"w": (0.01 * torch.randn(64, 4), torch.randn(4, 64), 1.0)}
-    exact = base["w"].float() + update["w"][0] @ update["w"][1]
-    good = merge_proof.weights_proof({"w": exact.to(torch.bfloat16)}, base, update)
-    noisy = merge_proof.weights_proof(
+    delta = 0.01 * torch.randn(64, 4) @ torch.randn(4, 64)
+    update, exact = {"w": lambda: delta}, base["w"].float() + delta
+    good = weight_checks.compare_weights({"w": exact.to(torch.bfloat16)}, base, update)
+    noisy = weight_checks.compare_weights(
         {"w": (exact * (1 + 0.007 * torch.randn(64, 64))).to(torch.bfloat16)}, base, update
     )
-    assert good["aside"] == 0 and noisy["aside"] > merge.ASIDE + 1.5 * noisy["aside_by_rounding"]
+    assert good["aside"] == 0 and noisy["aside"] > merge_proof.ASIDE + 1.5 * noisy["aside_by_rounding"]
 
 
 def test_a_candidate_with_nan_is_not_chosen():
-    assert merge_proof.choose({"a": {"kl": float("nan")}, "b": {"kl": 0.1}})[0] == "b"
+    assert predictions.choose_merge({"a": {"kl": float("nan")}, "b": {"kl": 0.1}})[0] == "b"
 
 
 def test_a_truncated_adapter_names_the_notebook_that_makes_it(made, tmp_path):
     folder = shutil.copytree(made.folder / "adapter", tmp_path / "adapter")
     path = folder / "adapter_model.safetensors"
     path.write_bytes(path.read_bytes()[:50])
-    for read in (merge_proof.updates, lambda folder: merge_proof.adapter_proof(folder, None)):
-        with pytest.raises(merge.ExportError, match="run notebook 03_train_grpo again"):
+    for read in (weight_checks.lora_updates, lambda folder: weight_checks.check_adapter(folder, {})):
+        with pytest.raises(model_folder.ExportError, match="run notebook 03_train_grpo again"):
             read(folder)
 
 
@@ -368,40 +358,40 @@ def test_missing_files_fail(made, tmp_path, quick):
     folder = copied(made, tmp_path)
     for name in ("generation_config.json", "chat_template.jinja"):
         (folder / name).unlink()
-    assert merge_proof.missing_files(folder) == ["generation_config.json", "chat_template.jinja"]
+    assert model_folder.missing_files(folder) == ["generation_config.json", "chat_template.jinja"]
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "model-00001-of-00002.safetensors" in merge_proof.missing_files(folder)
-    with pytest.raises(merge.ExportError, match="cannot be read"):
-        merge_proof.read_weights(folder)
+    assert "model-00001-of-00002.safetensors" in model_folder.missing_files(folder)
+    with pytest.raises(model_folder.ExportError, match="cannot be read"):
+        weight_checks.read_weights(folder)
 
 
 def test_a_truncated_weights_file_says_so(made, tmp_path):
     folder = copied(made, tmp_path)
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:100_000])
-    with pytest.raises(merge.ExportError, match="cannot be read"):
-        merge_proof.read_weights(folder)
-    with pytest.raises(merge.ExportError, match="could not be loaded with plain transformers"):
-        merge_proof.answer_in_fresh_process(folder, [[{"role": "user", "content": "hi"}]], 4)
+    with pytest.raises(model_folder.ExportError, match="cannot be read"):
+        weight_checks.read_weights(folder)
+    with pytest.raises(model_folder.ExportError, match="could not be loaded with plain transformers"):
+        predictions.answer_in_fresh_process(folder, [[{"role": "user", "content": "hi"}]], 4)
 
 
 def test_rounding_that_swallows_a_small_update_is_a_warning():
     torch.manual_seed(0)
     base = {"w": torch.randn(64, 64).to(torch.bfloat16)}
-    update = {"w": (1e-4 * torch.randn(64, 4), torch.randn(4, 64), 1.0)}
-    merged = {"w": (base["w"].float() + update["w"][0] @ update["w"][1]).to(torch.bfloat16)}
-    found = merge_proof.weights_proof(merged, base, update)
+    delta = 1e-4 * torch.randn(64, 4) @ torch.randn(4, 64)
+    update, merged = {"w": lambda: delta}, {"w": (base["w"].float() + delta).to(torch.bfloat16)}
+    found = weight_checks.compare_weights(merged, base, update)
     assert (
         found["merge_ratio"] == pytest.approx(1)
         and found["worst_rounding"] <= 1
         and found["update_kept"] != pytest.approx(1, abs=0.005)
     )
-    half = {"w": (base["w"].float() + 0.5 * update["w"][0] @ update["w"][1]).to(torch.bfloat16)}
-    assert abs(merge_proof.weights_proof(half, base, update)["merge_ratio"] - 1) > 0.03, (
+    half = {"w": (base["w"].float() + 0.5 * delta).to(torch.bfloat16)}
+    assert abs(weight_checks.compare_weights(half, base, update)["merge_ratio"] - 1) > 0.03, (
         "and a wrong scale is still seen"
     )
-    said = merge_proof.warnings({"weights": {"update_kept": 0.4}, "greedy_as_trained": 1.0, "adapter": None})
+    said = merge_proof.proof_warnings({"weights": {"update_kept": 0.4}, "greedy_as_trained": 1.0, "adapter": None})
     assert "kept 40 % of the update" in said[0]
 
 
@@ -409,157 +399,39 @@ def test_rounding_that_swallows_a_small_update_is_a_warning():
 def test_an_adapter_that_is_more_than_lora_is_told(made, tmp_path, more):
     folder = shutil.copytree(made.folder / "adapter", tmp_path / "adapter")
     edit(folder / "adapter_config.json", **more)
-    with pytest.raises(merge.ExportError, match=next(iter(more))):
-        merge_proof.updates(folder)
+    with pytest.raises(model_folder.ExportError, match=next(iter(more))):
+        weight_checks.lora_updates(folder)
 
 
 def test_a_candidate_chosen_by_hand_must_be_there():
-    with pytest.raises(merge.ExportError, match="there are: 'original base', and \"auto\""):
-        merge_proof.by_hand("original", {"original base": {"kl": 0.1}})
-    assert merge_proof.by_hand("original base", {"original base": {"kl": 0.1}})[0] == "original base"
+    with pytest.raises(model_folder.ExportError, match="there are: 'original base', and \"auto\""):
+        predictions.choose_merge({"original base": {"kl": 0.1}}, "original")
+    assert predictions.choose_merge({"original base": {"kl": 0.1}}, "original base")[0] == "original base"
 
 
 def test_nothing_to_compare_on_is_told(made):
-    with pytest.raises(merge.ExportError, match="at least one held-out problem"):
-        merge_proof.sample_of(made.tokenizer, [], [])
+    with pytest.raises(model_folder.ExportError, match="at least one held-out problem"):
+        predictions.proof_sample(made.tokenizer, [], [])
 
 
 def test_another_adapter_is_another_identity(made, tmp_path):
     folder = shutil.copytree(made.folder / "adapter", tmp_path / "adapter")
-    assert merge_proof.identity(folder) == merge_proof.identity(made.folder / "adapter")
+    assert model_folder.model_identity(folder) == model_folder.model_identity(made.folder / "adapter")
     edit(folder / "adapter_config.json", lora_alpha=3)
     assert (
-        merge_proof.identity(folder)
-        != merge_proof.identity(made.folder / "adapter")
-        != merge_proof.identity(made.folder / "original base")
+        model_folder.model_identity(folder)
+        != model_folder.model_identity(made.folder / "adapter")
+        != model_folder.model_identity(made.folder / "original base")
     )
 
 
-# --------------------------------------------------------------------------- a prefilled answer and a stop travel
-
-
 def test_prefill_stop_and_system_prompt_are_in_the_folder(made, tmp_path):
-    manner = serving_prompt.ServedPrompt(preamble=[SYSTEM], prefill="<think>\n", stop=("</think>",), max_new_tokens=24)
+    served = serving_prompt.ServedPrompt(preamble=[SYSTEM], prefill="<think>\n", stop=("</think>",), max_new_tokens=24)
     folder = copied(made, tmp_path)
-    merge.finish(folder, made.base, made.tokenizer, manner)
-    chats = [prompts.prefilled(chat, manner.prefill) for chat in made.chats]
-    how = {"temperature": 0, "max_new_tokens": 24, "stop": manner.stop}
+    serving_prompt.save_served_prompt(folder, made.base, made.tokenizer, served)
+    chats = [prompts.begin_answer(chat, served.prefill) for chat in made.chats]
+    how = {"temperature": 0, "max_new_tokens": 24, "stop": served.stop}
     replies = [answer.text for (answer,) in sampling.sample(made.trained, made.tokenizer, chats, **how)]
-    proof = proof_of(made, folder, chats=chats, replies=replies, manner=manner)
+    proof = proof_of(made, folder, chats=chats, replies=replies, served=served)
     assert not failed(proof), failed(proof)
     assert proof["fresh_process"]["first_answer"].startswith("<think>\n")
-
-
-# --------------------------------------------------------------------------- whole or not at all
-
-
-def old_model(tmp_path):
-    place = tmp_path / "merged"
-    place.mkdir()
-    (place / "model.safetensors").write_text("old")
-    return place
-
-
-def test_an_earlier_model_is_kept_under_its_date_or_replaced_when_asked(tmp_path):
-    place = old_model(tmp_path)
-    for replace, text in ((False, "new"), (True, "newest")):
-        build = merge.Build(place, replace)
-        (build.part("a") / "model.safetensors").write_text(text)
-        kept = build.publish("a")
-        assert (place / "model.safetensors").read_text() == text and bool(kept) is not replace
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-    assert [(path / "model.safetensors").read_text() for path in tmp_path.glob("merged-*")] == ["old"]
-
-
-def test_an_error_before_the_end_leaves_the_old_model(tmp_path):
-    place = old_model(tmp_path)
-    build = merge.Build(place)
-    (build.part("a") / "model.safetensors").write_text("half")
-    assert (place / "model.safetensors").read_text() == "old"
-    assert merge.Build(place).folder.exists() and build.parts == [], "the next build begins empty"
-
-
-def test_a_rename_that_fails_puts_the_old_model_back(tmp_path, monkeypatch):
-    place = old_model(tmp_path)
-    build = merge.Build(place)
-    build.part("a")
-    rename = type(place).rename
-
-    def broken(self, target):
-        if self == build.ready:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return rename(self, target)
-
-    monkeypatch.setattr(type(place), "rename", broken)
-    with pytest.raises(OSError, match="No space left"):
-        build.publish("a")
-    assert (place / "model.safetensors").read_text() == "old" and not list(tmp_path.glob("merged-*"))
-
-
-def test_a_kill_between_the_two_renames_is_mended_by_the_next_build(tmp_path, monkeypatch):
-    place = old_model(tmp_path)
-    build = merge.Build(place)
-    (build.part("a") / "model.safetensors").write_text("new")
-    (build.folder / "a").rename(build.ready)
-    place.rename(tmp_path / "merged-20260101-000000")
-    merge.Build(place).discard()
-    assert (place / "model.safetensors").read_text() == "new" and (tmp_path / "merged-20260101-000000").exists()
-
-
-def test_another_process_that_is_building_is_not_disturbed(tmp_path):
-    import psutil
-
-    place = old_model(tmp_path)
-    build = merge.Build(place)
-    (build.part("a") / "model.safetensors").write_text("theirs")
-    parent = psutil.Process().parent()
-    owner = {**json.loads((build.folder / merge.OWNER).read_text()), "pid": parent.pid, "began": parent.create_time()}
-    (build.folder / merge.OWNER).write_text(json.dumps(owner))
-    with pytest.raises(merge.ExportError, match=f"Process {parent.pid} is exporting"):
-        merge.Build(place)
-    assert (build.folder / "a/model.safetensors").read_text() == "theirs"
-    (build.folder / merge.OWNER).write_text(json.dumps({**owner, "began": 1.0}))
-    assert merge.Build(place).parts == [], "a number that another process has now is no owner"
-
-
-def test_the_same_weights_again_are_not_kept_twice(tmp_path):
-    place = old_model(tmp_path)
-    build = merge.Build(place)
-    (build.part("a") / "model.safetensors").write_text("old")
-    assert build.publish("a") is None and [path.name for path in tmp_path.iterdir()] == ["merged"]
-
-
-def test_too_little_disk_is_told_before_anything_is_written(tmp_path):
-    place = old_model(tmp_path)
-    with pytest.raises(merge.ExportError, match=r"takes about [\d.]+ GB .* nothing has been changed"):
-        merge.Build(place, needed=10**18)
-    assert (place / "model.safetensors").read_text() == "old" and [path.name for path in tmp_path.iterdir()] == [
-        "merged"
-    ]
-
-
-def test_files_can_be_read_by_others(tmp_path):
-    build = merge.Build(tmp_path / "merged")
-    path = build.part("a") / "model.safetensors"
-    path.write_text("x")
-    path.chmod(0o600)
-    build.publish("a")
-    assert (tmp_path / "merged/model.safetensors").stat().st_mode & 0o777 == 0o644
-
-
-def test_a_kill_in_the_middle_leaves_the_old_model_and_the_next_build_clears_up(tmp_path):
-    place = old_model(tmp_path)
-    script = textwrap.dedent(f"""
-        import os, signal, sys
-        from pathlib import Path
-        from lab import export
-        build = export.Build(Path({str(place)!r}))
-        (build.part("a") / "model.safetensors").write_text("half")
-        os.kill(os.getpid(), signal.SIGKILL)
-    """)
-    path = os.pathsep.join([str(ROOT), str(ROOT / "notebooks")])
-    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": path})
-    assert done.returncode == -signal.SIGKILL
-    assert (place / "model.safetensors").read_text() == "old" and (tmp_path / ".merged.building").exists()
-    merge.Build(place).discard()
-    assert [path.name for path in tmp_path.iterdir()] == ["merged"]

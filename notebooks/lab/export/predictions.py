@@ -1,0 +1,173 @@
+"""What the trained and the merged model predict and answer: how far apart they are, and which merge is nearest."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lab.export.model_folder import ExportError
+from lab.export.serving_prompt import ServedPrompt, rendered_prefill
+from lab.files import relative
+from lab.model.prompts import Messages, render
+from lab.model.sampling import end_tokens, plain_decoding
+
+FRESH_PROCESS = """
+import json, sys
+for name in ("unsloth", "unsloth_zoo", "peft", "lab", "rewards", "scoring"):
+    sys.modules[name] = None  # importing it fails: this process has nothing but transformers
+from transformers import pipeline
+given = json.load(sys.stdin)
+generate = pipeline("text-generation", model=given["folder"], dtype="auto")
+tokenizer = generate.tokenizer
+render = {"add_generation_prompt": True, "return_dict": True}
+ids = [tokenizer.apply_chat_template(chat, **render)["input_ids"] for chat in given["questions"]]
+greedy = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None, "tokenizer": tokenizer}
+greedy["max_new_tokens"] = given["max_new_tokens"]
+texts = [generate(chat, **greedy)[0]["generated_text"][-1]["content"] for chat in given["questions"]]
+print("ANSWERS" + json.dumps({"answers": texts, "prompt_ids": ids}))
+"""
+
+
+@dataclass(frozen=True)
+class ProofSample:
+    """What the models are compared on, as token ids: prompts, and the trained model's greedy replies."""
+
+    prompts: list[list[int]]
+    replies: list[list[int]]
+
+
+def proof_sample(tokenizer: Any, chats: Sequence[Messages], replies: Sequence[str] = ()) -> ProofSample:
+    """Raises ExportError for no chats: there would be nothing to compare."""
+    if not chats:
+        raise ExportError("A merge is proved on at least one held-out problem: raise N_EVALUATE and N_PROOF.")
+
+    def ids(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    return ProofSample([ids(render(tokenizer, chat)) for chat in chats], [ids(reply) for reply in replies])
+
+
+def prediction_distance(model: Any, other: Any, sample: ProofSample) -> dict[str, float]:
+    """How far `other` predicts from `model` over the replies, position by position.
+
+    Returns:
+        logit_max, logit_mean: largest and mean difference of a token's logit.
+        kl, kl_max: KL(model ‖ other) of the next token in nats, mean and largest.
+        same_top: share of positions where both put the same token first.
+        positions: how many there were.
+    """
+    rows = []  # of each position: the mean and largest difference of logits, KL, same token first
+    for prompt, reply in zip(sample.prompts, sample.replies, strict=True):
+        one, two = (_logits(each, prompt, reply) for each in (model, other))
+        apart, p, q = (one - two).abs(), one.log_softmax(-1), two.log_softmax(-1)
+        kl, same = (p.exp() * (p - q)).sum(-1).clamp(min=0), one.argmax(-1) == two.argmax(-1)
+        rows += zip(apart.mean(-1).tolist(), apart.amax(-1).tolist(), kl.tolist(), same.tolist())
+    table = pd.DataFrame(rows, columns=["logit_mean", "logit_max", "kl", "same_top"])
+    largest = {"logit_max": float(table["logit_max"].max()), "kl_max": float(table["kl"].max())}
+    means = {name: float(table[name].mean(skipna=False)) for name in ("logit_mean", "kl", "same_top")}
+    return {**largest, "positions": len(table), **means}
+
+
+def _logits(model: Any, prompt: list[int], reply: list[int]) -> Any:
+    """Logits that predict the reply's tokens and its end, in 32 bits on the CPU: (len(reply) + 1, vocabulary)."""
+    import torch
+
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([[*prompt, *reply]], device=model.device), use_cache=False).logits
+    return logits[0, len(prompt) - 1 :].float().cpu()
+
+
+class WithoutAdapter:
+    """The trained model with its adapter switched off, which is its base: for `prediction_distance`."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.device = model, model.device
+
+    def __call__(self, **inputs: Any) -> Any:
+        with self.model.disable_adapter():
+            return self.model(**inputs)
+
+
+def distance_table(distances: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
+    """Distances from the trained model for reading, one line for each model."""
+    labels = {
+        "kl": "mean KL, nats",
+        "kl_max": "largest KL",
+        "logit_mean": "mean logit difference",
+        "logit_max": "largest",
+    }
+    found = pd.DataFrame(distances).T.rename_axis("from the trained model to")
+    table = found[[*labels]].map("{:.2g}".format).rename(columns=labels)
+    table["same token first"] = (100 * found["same_top"]).map("{:.1f} %".format)
+    return table.assign(positions=found["positions"].map("{:,.0f}".format))
+
+
+def choose_merge(distances: Mapping[str, Mapping[str, float]], merge_into: str = "auto") -> tuple[str, str]:
+    """The merge to export, and why in a sentence: the one whose predictions are nearest to the trained model's.
+
+    Args:
+        merge_into: "auto", or the merge that a person chose. Raises ExportError for one that was not made.
+    """
+    kl = {name: distance["kl"] for name, distance in distances.items()}
+    if merge_into not in ("auto", *kl):
+        raise ExportError(f'MERGE_INTO is {merge_into!r}; there are: {", ".join(map(repr, kl))}, and "auto".')
+    if merge_into != "auto":
+        why = f"chosen by hand (mean KL from the trained model {kl[merge_into]:.2g} nats a token)"
+        return merge_into, f"merged into the {merge_into}: {why}."
+    best, *others = sorted(kl, key=lambda name: (math.isnan(kl[name]), kl[name]))
+    if not others:
+        return best, f"merged into the {best}: there was no other candidate."
+    other, times = others[0], f", {kl[others[0]] / kl[best]:.3g} times as far" if kl[best] > 0 else ""
+    return best, (
+        f"merged into the {best}: its predictions lie {kl[best]:.2g} nats a token from the trained model's (mean KL), "
+        f"those of the merge into the {other} {kl[other]:.2g}{times}."
+    )
+
+
+def greedy_answers(
+    model: Any, tokenizer: Any, chats: Sequence[Messages], served: ServedPrompt, ends: set[int] | None = None
+) -> list[str]:
+    """What a server of the model must answer to held-out prompts: the prefill and a greedy continuation.
+
+    Decoded as in training and evaluation, whatever the model's own generation config says, and one prompt at a time as a
+    server does.
+
+    Args:
+        tokenizer: with the chat template of the training.
+        ends: the tokens that end a turn; None: the model's and the tokenizer's.
+    """
+    import torch
+
+    ends, prefill = ends or end_tokens(model, tokenizer), rendered_prefill(tokenizer, served.prefill)
+    options = {"do_sample": False, "max_new_tokens": served.max_new_tokens}
+    if served.stop:
+        options |= {"stop_strings": list(served.stop), "tokenizer": tokenizer}
+    answers = []
+    for ids in proof_sample(tokenizer, chats).prompts:
+        inputs = torch.tensor([ids], device=model.device)
+        with torch.inference_mode(), plain_decoding(model, sorted(ends), tokenizer):
+            made = model.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs), **options)
+        answers.append(prefill + tokenizer.decode(made[0, len(ids) :], skip_special_tokens=True))
+    return answers
+
+
+def answer_in_fresh_process(folder: Path, questions: Sequence[Messages], max_new_tokens: int) -> dict[str, Any]:
+    """Greedy answers of a plain `transformers.pipeline` in a Python that cannot import Unsloth, PEFT or our code.
+
+    Returns `answers`, and `prompt_ids` as the folder's own chat template makes them. Raises ExportError.
+    """
+    given = {"folder": str(Path(folder).resolve()), "questions": list(questions), "max_new_tokens": max_new_tokens}
+    command = [sys.executable, "-P", "-c", FRESH_PROCESS]
+    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, cwd=folder)
+    line = next((line for line in done.stdout.splitlines() if line.startswith("ANSWERS")), None)
+    if done.returncode or line is None:
+        raise ExportError(f"{relative(folder)} could not be loaded with plain transformers:\n{done.stderr[-2000:]}")
+    return json.loads(line.removeprefix("ANSWERS"))

@@ -1,0 +1,75 @@
+"""Sampled code in the sandbox: verdicts on groups, and pass@k before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.data.code_problems import sandbox_job
+from lab.files import Row
+from lab.measure.estimates import bootstrap_mean, paired_difference, pass_at_k
+from lab.model.sampling import Sampled
+from rewards import extract_code
+from sandbox import Sandbox, Verdict
+
+
+def judge_groups(rows: Sequence[Row], groups: Sequence[Sequence[Sampled]], sandbox: Sandbox) -> pd.DataFrame:
+    """The verdicts on sampled groups, one line a completion.
+
+    Columns: problem (its position), sample, completion, tokens, status (`no code` where there is none to
+    run), graded (share of assertions), passed (1.0 or 0.0), why.
+
+    Raises:
+        RuntimeError: where a completion could not be judged; a 0 in its place would be a lie.
+    """
+    lines, jobs = [], []
+    for i, (row, group) in enumerate(zip(rows, groups, strict=True)):
+        for k, sampled in enumerate(group):
+            code = extract_code(sampled.text, row["entry_point"])
+            lines.append({"problem": i, "sample": k, "completion": sampled.text, "tokens": sampled.tokens})
+            jobs.append(None if code is None else sandbox_job(row, code))
+    verdicts = iter(sandbox.run_many([job for job in jobs if job is not None]))
+    for line, job in zip(lines, jobs):
+        verdict = Verdict("no code", 0, 1, "there is no code in it", 0.0) if job is None else next(verdicts)
+        if verdict.status in ("error", "unsupported"):
+            raise RuntimeError(
+                f"a completion of {job['entry_point']} could not be judged ({verdict.status}: {verdict.why}). "
+                "Leave the problem out (`keep_solvable` finds such), or mend its test."
+            )
+        passed = float(verdict.status == "pass")
+        line |= {"status": verdict.status, "graded": verdict.score, "passed": passed, "why": verdict.why}
+    return pd.DataFrame(lines)
+
+
+def score_matrix(judged: pd.DataFrame, column: str) -> np.ndarray:
+    """A column of `judge_groups` as an array of shape (problems, samples)."""
+    return judged.pivot(index="problem", columns="sample", values=column).to_numpy()
+
+
+def compare_pass_at_k(before: pd.DataFrame, after: pd.DataFrame, seed: int = 0) -> dict[str, Any]:
+    """pass@k before and after on the same problems, with 95 % intervals over problems, for k = 1, 2, 4 … samples."""
+    right = {name: score_matrix(table, "passed").sum(axis=1) for name, table in (("before", before), ("after", after))}
+    samples = int(before["sample"].max()) + 1
+    record: dict[str, Any] = {"n": len(right["before"]), "samples": samples, "pass": {}}
+    for k in (2**i for i in range(samples.bit_length()) if 2**i <= samples):
+        each = {name: [pass_at_k(samples, int(c), k) for c in counts] for name, counts in right.items()}
+        record["pass"][str(k)] = {name: bootstrap_mean(values, seed) for name, values in each.items()}
+        record["pass"][str(k)]["difference"] = paired_difference(each["before"], each["after"], seed)
+    return record
+
+
+def pass_at_k_table(record: dict[str, Any]) -> pd.DataFrame:
+    """`compare_pass_at_k`'s record as a person reads it."""
+    lines = {}
+    for k, measured in record["pass"].items():
+        middle, low, high = (100 * measured["difference"][name] for name in ("estimate", "low", "high"))
+        lines[f"pass@{k}"] = {
+            **{name: f"{100 * measured[name]['estimate']:.1f} %" for name in ("before", "after")},
+            "difference": f"{middle:+.1f} points",
+            "95 % interval": f"{low:+.1f} to {high:+.1f}",
+            "n": record["n"],
+        }
+    return pd.DataFrame(lines).T

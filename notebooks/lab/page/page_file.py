@@ -1,0 +1,265 @@
+"""The completions page: one HTML file that needs no server and no network, and the same page inside a notebook.
+
+What the page of a run and that of an evaluation share is here: the parts of their payload, the file, and a smaller page for
+a notebook. A payload holds all that a page shows as JSON values (`page.js` says what it reads). It is packed as gzip and
+base64, so that no text that a model wrote stands in the HTML. The page may run its own script alone, which its
+Content-Security-Policy knows by hash.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import gzip
+import hashlib
+import html
+import json
+import math
+import numbers
+import re
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.files import Row, need, relative, write_text
+from lab.read.selection import Budget, choose_groups
+
+PAGE_FOLDER = Path(__file__).parent
+INLINE_MB = 4.0  # of HTML within a notebook, which is saved with it, and opened whole each time
+DIGITS = 6  # significant ones of a number in the page
+EXACT = 2**53  # from here on a browser's numbers skip some integers: larger ones are texts
+REPEATED = 20  # characters: a shorter value, such as a name, stands in a prompt by chance
+TRIES = 8  # of a smaller page, each a third smaller
+SET, TRAINING, HELD_OUT = "set", "training", "held out"  # a column of the prompts, where there are held-out ones
+POLICY = (
+    "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "require-trusted-types-for 'script'"
+)
+PAYLOAD = re.compile(r'<script type="application/octet-stream" id="payload">([A-Za-z0-9+/=\s]*)</script>')
+
+
+def write_page_file(payload: Row, path: Path) -> Path:
+    """Writes the page of a payload, whole or not at all, and says where, how big, and what it lacks."""
+    write_text(path, page_html(payload))
+    size = path.stat().st_size
+    words = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB"
+    print(f"{relative(path)} ({words}): {payload['selection']['said']}")
+    print(
+        *(f"  {note}\n" for note in (payload["selection"]["left_out"], *payload["run"]["notes"]) if note),
+        sep="",
+        end="",
+    )
+    return path
+
+
+def show_page(
+    path: Path | str, height: int = 780, most_mb: float = INLINE_MB, made_by: str = "04_plot_training"
+) -> Any:
+    """The page inside a notebook (Jupyter, Colab, VS Code), in a frame that reaches nothing outside of it.
+
+    A page of more than `most_mb` is shown with fewer completions. A line under it says so and names the whole file.
+    Raises MissingInputError, which names the notebook `made_by`, where there is no page.
+    """
+    from IPython.display import HTML
+
+    path = Path(path)
+    text, note = need(path, made_by).read_text(encoding="utf-8"), ""
+    if len(text) > most_mb * 1e6:
+        whole = unpack_payload(text)
+        part, text = smaller_page(whole, most_mb)
+        kept, of = len(part["completions"]["text"]), len(whole["completions"]["text"])
+        note = (
+            f"<p>Shown here are {kept:,} of the page's {of:,} completions, because it is larger than {most_mb:g} MB. "
+            f"Open <code>{html.escape(relative(path))}</code> in a browser for all of them.</p>"
+        )
+    frame = (
+        f'<iframe title="Completions" srcdoc="{html.escape(text)}" sandbox="allow-scripts allow-downloads" width="100%" '
+        f'height="{int(height)}" style="border: 1px solid #8888; border-radius: 6px"></iframe>'
+    )
+    return HTML(f"<div>{frame}{note}</div>")
+
+
+def page_html(payload: Row) -> str:
+    """The page of a payload: the template with its style, script and data."""
+    names = ("page.html", "page.css", "page.js")
+    template, style, script = (need(PAGE_FOLDER / n, "the repository").read_text(encoding="utf-8") for n in names)
+    title = payload["run"]["name"] if "models" in payload else f"Completions of {payload['run']['name']}"
+    title = title.replace("\0", "␀").encode("utf-8", errors="replace").decode("utf-8")  # HTML carries no half surrogate
+    filled = {
+        "CSP": POLICY.format(script=csp_hash(script), style=csp_hash(style)),
+        "TITLE": html.escape(title),
+        "STYLE": style,
+        "SCRIPT": script,
+        "PAYLOAD": pack_payload(payload),
+    }
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda place: filled[place[1]], template)  # once: the inserted is not searched
+
+
+def csp_hash(text: str) -> str:
+    """A source's hash as a Content-Security-Policy names it."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+
+
+def pack_payload(payload: Row) -> str:
+    """A payload as text for the page; equal payloads give equal texts."""
+    text = json.dumps(payload, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode("ascii"), 6, mtime=0)).decode("ascii")
+
+
+def unpack_payload(text: str) -> Row:
+    """The payload in a page. Raises ValueError where there is none."""
+    found = PAYLOAD.search(text)
+    try:
+        return json.loads(gzip.decompress(base64.b64decode(found[1])))
+    except (TypeError, OSError, EOFError, ValueError) as error:
+        raise ValueError("this is no completions page, or it is damaged: write it again") from error
+
+
+def smaller_page(payload: Row, most_mb: float) -> tuple[Row, str]:
+    """A payload of whole groups and its page: fewer and fewer of them until the page is small enough."""
+    of = len(payload["completions"]["step"])
+    lengths = sum(map(len, payload["completions"]["text"])) + sum(map(len, payload["prompts"]["text"]))
+    share = 0.8 * most_mb * 1e6 / len(pack_payload(payload))
+    for _ in range(TRIES):
+        part = shrink_payload(payload, max(1, int(share * of)), max(1, int(share * lengths)))
+        text = page_html(part)
+        if len(text) <= most_mb * 1e6:
+            break
+        share *= 2 / 3
+    return part, text
+
+
+def shrink_payload(payload: Row, limit: int, characters: int) -> Row:
+    """The payload with at most so many completions and characters: of an evaluation the first prompts that fit; of a run
+    groups as `Completions.select` chooses them, without held-out answers."""
+    table, data = payload["completions"], payload["prompts"]["data"]
+    rows = pd.DataFrame({name: table[name] for name in ("step", "group", "prompt", "suspect")})
+    rows["length"] = list(map(len, table["text"]))
+    mark = next((data[name] for name in data if name.startswith(SET) and set(data[name]) == {TRAINING, HELD_OUT}), None)
+    if mark is not None:
+        rows = rows[[mark[prompt] == TRAINING for prompt in rows["prompt"]]]
+    by = ["prompt"] if "models" in payload else ["step", "group"]
+    groups = rows.groupby(by).agg(n=("prompt", "size"), length=("length", "sum"), suspect=("suspect", "max"))
+    groups["first"] = rows.groupby(by)["prompt"].first()
+    asked = pd.Series([len(text) for text in payload["prompts"]["text"]], dtype=int)
+    groups["characters"] = groups["length"] + groups["first"].map(asked)
+    groups = groups.reset_index()
+    if "models" in payload:
+        budget = Budget(groups, limit, characters)
+        budget.take(range(len(groups)))
+        taken, how = list(budget.taken), f"whole prompts, the first {len(budget.taken):,} that fit"
+    else:
+        taken, _, how = choose_groups(groups, groups.index[groups["suspect"] > 0][::-1].tolist(), limit, characters)
+    kept = rows.reset_index().merge(groups.loc[taken, by])["index"].sort_values().tolist()
+    said = f"{len(kept):,} of the {len(table['step']):,} completions of the whole page: {how}."
+    also = "" if "models" in payload else ", held-out answers among them"
+    left_out = f"{len(table['step']) - len(kept):,} completions of the page's file{also}."
+    return keep_completions(payload, kept) | {
+        "selection": {**payload["selection"], "kept": len(kept), "said": said, "left_out": left_out}
+    }
+
+
+def keep_completions(payload: Row, kept: Sequence[int]) -> Row:
+    """The payload with these completions, and the prompts that they answer, alone."""
+    new = {old: i for i, old in enumerate(kept)}
+    prompts = sorted({payload["completions"]["prompt"][i] for i in kept})
+    place, rows = {old: i for i, old in enumerate(prompts)}, take_rows(payload["completions"], kept)
+    rows["prompt"] = [place[prompt] for prompt in rows["prompt"]]
+    more = {str(new[int(i)]): why for i, why in payload["suspects"]["more"].items() if int(i) in new}
+    suspects = {**payload["suspects"], "more": more}
+    return {**payload, "completions": rows, "prompts": take_rows(payload["prompts"], prompts), "suspects": suspects}
+
+
+def take_rows(table: Row, places: Sequence[int]) -> Row:
+    """These rows of a table that is kept column by column, with columns within columns."""
+    return {
+        name: take_rows(values, places) if isinstance(values, dict) else [values[i] for i in places]
+        for name, values in table.items()
+    }
+
+
+def completion_columns(
+    rows: pd.DataFrame,
+    answers: Sequence[list[int] | None],
+    scores: Mapping[str, pd.Series],
+    extras: Mapping[str, Sequence[Any]],
+    suspects: Mapping[int, Mapping[str, str]],
+) -> Row:
+    """The payload's completions.
+
+    Args:
+        rows: prompt, step, group, place, cut, total, advantage, tokens, text and right of each.
+        answers: where the extracted answer stands in each text.
+        suspects: row -> rule -> why.
+    """
+    places = {rules: i for i, rules in enumerate(suspect_sets(suspects))}
+    names = ("prompt", "step", "group", "place", "cut", "total", "advantage", "tokens")
+    return {
+        **{name: json_column(rows[name]) for name in names},
+        "text": rows["text"].tolist(),
+        "answer": list(answers),
+        "right": [None if pd.isna(value) else bool(value) for value in rows["right"]],
+        "scores": {name: json_column(values) for name, values in scores.items()},
+        "extras": {name: [json_value(value) for value in values] for name, values in extras.items()},
+        "suspect": [places[tuple(suspects.get(i, ()))] for i in range(len(rows))],
+    }
+
+
+def suspect_sets(suspects: Mapping[int, Mapping[str, str]]) -> list[tuple[str, ...]]:
+    """The sets of rules that completions fall under, the empty one first."""
+    return [(), *sorted({tuple(why) for why in suspects.values()} - {()})]
+
+
+def suspect_part(
+    suspects: Mapping[int, Mapping[str, str]],
+    titles: Mapping[str, str],
+    words: Mapping[str, str],
+    counts: Mapping[str, int],
+) -> Row:
+    """The payload's suspects; titles, words and counts are by rule."""
+    rules = [{"id": rule, "title": title, "said": words[rule], "n": counts[rule]} for rule, title in titles.items()]
+    more = {str(i): why for i, why in sorted(suspects.items())}
+    return {"rules": rules, "sets": [list(rules) for rules in suspect_sets(suspects)], "more": more}
+
+
+def without_repeated(data: Mapping[str, list], prompts: Sequence[str]) -> dict[str, list]:
+    """The data columns but for those that every prompt has word for word, such as the question."""
+
+    def is_repeated(value: Any, prompt: str) -> bool:
+        return isinstance(value, str) and len(value) > REPEATED and value in prompt
+
+    return {name: values for name, values in data.items() if not values or not all(map(is_repeated, values, prompts))}
+
+
+def made_now() -> str:
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def rounded(value: Any) -> int | float | None:
+    """The number to DIGITS significant digits, whole ones as integers; None for NaN and infinity."""
+    if value is None or value is pd.NA or not math.isfinite(value):
+        return None
+    if float(value).is_integer() and abs(value) < EXACT:
+        return int(value)
+    return float(f"{value:.{DIGITS}g}")
+
+
+def json_column(values: pd.Series) -> list[int | float | None]:
+    return [rounded(value) for value in values.tolist()]
+
+
+def json_value(value: Any) -> str | int | float | bool | None:
+    """A value of any column as JSON has it: what is neither number, text nor truth is written out."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if isinstance(value, (numbers.Integral, Decimal)):
+        return int(value) if value == int(value) and abs(value) < EXACT else str(value)
+    if isinstance(value, numbers.Real):
+        return rounded(value)
+    if value is None or value is pd.NA or isinstance(value, str):
+        return None if value is pd.NA else value
+    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)

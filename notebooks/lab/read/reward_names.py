@@ -1,0 +1,61 @@
+"""Rewards by name: their columns in a log, the versions of an edited one, and picking those that a person names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+MEAN = re.compile(r"rewards/(?P<name>.+)/mean", re.DOTALL)
+VERSION = re.compile(r"(?P<name>.+?)(?:_v(?P<version>\d+))?", re.DOTALL)
+
+
+def logged_rewards(columns: Iterable[str]) -> dict[str, str]:
+    """The rewards whose mean score is logged: name -> column. The versions of an edited reward are apart.
+
+    >>> logged_rewards(["step", "rewards/format_reward/mean", "rewards/format_reward_v2/mean"])
+    {'format_reward': 'rewards/format_reward/mean', 'format_reward_v2': 'rewards/format_reward_v2/mean'}
+    """
+    return {found["name"]: column for column in columns if (found := MEAN.fullmatch(column))}
+
+
+def split_version(name: str) -> tuple[str, int]:
+    """A reward's name without its version, and the version.
+
+    >>> split_version("format_reward_v2"), split_version("format_reward")
+    (('format_reward', 2), ('format_reward', 1))
+    """
+    found = VERSION.fullmatch(name)
+    return (found["name"], int(found["version"] or 1)) if found else (name, 1)
+
+
+def matching_rewards(names: Iterable[str], wanted: Sequence[str]) -> list[str]:
+    """The names that stand for a wanted reward, whatever their version and settings.
+
+    >>> matching_rewards(["code_reward[timeout=2]", "math_reward_v2", "format_reward"], ["code_reward", "math_reward"])
+    ['code_reward[timeout=2]', 'math_reward_v2']
+    """
+    known = {split_version(name)[0] for name in wanted}
+    return [name for name in names if known & {split_version(name)[0], split_version(name)[0].split("[")[0]}]
+
+
+def join_versions(means: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], int]:
+    """Each reward as one series (the latest version where several have a score), and the row of the last edit.
+
+    Args:
+        means: mean scores a step, by the reward's name with its version.
+    """
+    versions: dict[str, list[tuple[int, np.ndarray]]] = {}
+    for name, values in means.items():
+        base, version = split_version(name)
+        versions.setdefault(base, []).append((version, values))
+    joined, edited = {}, 0
+    for base, found in versions.items():
+        found.sort(key=lambda one: one[0])
+        joined[base] = found[0][1]
+        for _, values in found[1:]:
+            scored = np.isfinite(values)
+            joined[base] = np.where(scored, values, joined[base])
+            edited = max(edited, int(scored.argmax()) if scored.any() else 0)
+    return joined, edited

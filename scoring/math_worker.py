@@ -1,0 +1,75 @@
+"""The process that compares expressions with math-verify: lines of JSON in and out, for scoring/mathematics.py.
+
+Decimals become exact fractions before the comparison, and two equal numbers must agree to 100 digits. math-verify alone
+rounds to 6 decimals, so that 1.414214 would be the square root of 2.
+"""
+
+import json
+import logging
+import signal
+import sys
+
+logging.disable(logging.CRITICAL)
+MOST_MEMORY = 4 << 30  # bytes
+try:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+except (ImportError, ValueError, OSError):  # not on Windows, or the limit is lower already
+    pass
+
+from math_verify import parse, verify
+from sympy import Basic, Expr, Float, MatrixBase, Rational
+
+
+class OutOfTime(BaseException):
+    """No Exception, because sympy and math-verify catch those."""
+
+
+def stop(*_):
+    raise OutOfTime
+
+
+def read(text):
+    found = parse(f"${text}$", parsing_timeout=None) or parse(text, parsing_timeout=None)
+    found = [item.as_immutable() if isinstance(item, MatrixBase) else item for item in found]
+    return [exact(item) for item in found if isinstance(item, Basic)]
+
+
+def exact(item):
+    return item.xreplace({number: Rational(str(number)) for number in item.atoms(Float)})
+
+
+def equal(gold, given):
+    if not verify([gold], [given], timeout_seconds=None):
+        return False
+    if isinstance(gold, Expr) and isinstance(given, Expr) and gold.is_number and given.is_number:
+        a, b = gold.doit(), given.doit()
+        if a.is_Rational and b.is_Rational:
+            return a == b
+        return abs((a - b).evalf(120)) <= abs(a.evalf(20)) * Rational(1, 10**100)
+    return True
+
+
+def answer(gold, given, time_limit):
+    """Whether both are equal; None where that takes more than `time_limit` seconds."""
+    try:
+        if hasattr(signal, "setitimer"):  # counts the work of this process: a busy machine changes no verdict
+            signal.signal(signal.SIGPROF, stop)
+            signal.setitimer(signal.ITIMER_PROF, time_limit)
+        return any(equal(a, b) for a in read(gold) for b in read(given))
+    except OutOfTime:
+        return None
+    except Exception:
+        return False
+    finally:
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+if __name__ == "__main__":
+    sys.set_int_max_str_digits(0)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        verdict = answer(*json.loads(line))
+        print(json.dumps(None if verdict is None else bool(verdict)), flush=True)
