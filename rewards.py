@@ -351,7 +351,7 @@ def syntax_reward(completion: str, prompt: Any, entry_point: str, code_prompt: A
     is its body) and returns something. A slope for a policy that does not write code yet; it says nothing
     about being right.
 
-    >>> syntax_reward.score("def f(n):\\n    return n", entry_point="f"), syntax_reward.score("x = 1", entry_point="f")
+    >>> syntax_reward.score("def f(n):\\n    return n", entry_point="f"), syntax_reward.score("def g(): ...", entry_point="f")
     (1.0, 0.5)
     """
     from sandbox import bodies
@@ -538,6 +538,7 @@ def debug_reward(
 
 for function in [value for value in globals().values() if isinstance(value, RewardFunction)]:
     register(function)
+del function
 
 if __name__ == "__main__":
     print(registry_table())

@@ -13,13 +13,16 @@ from lab.export.serving_prompt import ServedPrompt
 from lab.model import prompts
 from tests.export.test_serving_prompt import (
     LLAMA,
+    MISTRAL,
     PREAMBLES,
     QUESTION,
+    QWEN,
     SHOTS,
     SYSTEM,
     trained_on,
     with_template,
 )
+from tests.model.test_models import NO_SYSTEM
 
 SMOL = QWEN.replace("You are Qwen.", "You are SmolLM, {{ helpful }}")
 

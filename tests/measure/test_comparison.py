@@ -144,7 +144,7 @@ def test_a_gain_is_shown_and_said_with_its_interval_and_p(better):
 
 def test_equal_models_are_said_to_differ_in_five_of_a_hundred_evaluations_at_most():
     rng, shown = np.random.default_rng(0), []
-    for i in range(400):
+    for i in range(150):
         skill = rng.beta(2, 2, 150)
         sides = [
             {

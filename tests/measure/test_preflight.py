@@ -9,7 +9,7 @@ import pytest
 
 from lab.files import STARTER_POLICY, WORD_PROBLEMS
 from lab.measure.estimates import share_interval
-from lab.measure.preflight import aha, facts_table, preflight, signal_table, verdict_text
+from lab.measure.preflight import count_aha_words, facts_table, preflight, signal_table, verdict_text
 from lab.model.prompts import build_prompt
 from lab.model.sampling import Sampled, sample
 from lab.show import figure_style, sample_figures
@@ -115,7 +115,7 @@ def test_a_rare_success_is_weak():
 
 
 def test_partial_scores_of_a_reward_that_nobody_tops_are_weak_not_a_no_go():
-    record = run(correct([[0, 0.5] * 4] * 12))
+    record = run(correct([[0, 0.4] * 4] * 12))
     assert record["verdict"] == "weak" and "partial scores" in said(record)
 
 
@@ -231,10 +231,15 @@ def test_all_findings_are_listed_with_the_worst_first():
 # --------------------------------------------------------------------------- measurements
 
 
-def test_the_heaviest_reward_that_claims_correctness_decides_what_is_right():
-    other = Given("near", [[1] * 8] * 12, True, low=0.0, high=1.0)
-    by_weight = run(correct([MIXED] * 12), other, weights={"correct": 1.0, "near": 0.2})
-    assert by_weight["pass"]["decided_by"] == "correct" and by_weight["pass"]["right"] == 36
+def test_the_weighted_rewards_that_claim_correctness_decide_together_what_is_right():
+    near = Given("near", [[0.8, 0.3] * 4] * 12, True, low=0.0, high=1.0)
+    both = run(correct([MIXED] * 12), near, weights={"correct": 1.0, "near": 0.2})
+    assert both["pass"]["decided_by"] == "correct, near" and both["verdict"] == "go"
+    assert both["pass"]["right"] == 36 and both["pass"]["right_when"] == "the mean place of correct, near reaches 0.5"
+    alone = run(correct([MIXED] * 12), near, weights={"correct": 1.0})
+    assert alone["pass"]["decided_by"] == "correct" and alone["pass"]["right_when"] == "correct reaches 0.5"
+    never = run(correct([[0] * 8] * 12), near)
+    assert never["verdict"] == "weak" and "right by correct, near" in never["reasons"][0]
 
 
 def test_without_a_claim_of_correctness_the_highest_total_is_right():
@@ -254,7 +259,7 @@ def test_without_a_declared_range_the_highest_score_seen_is_right_and_that_is_sa
     record = run(Given("foreign", [[2, 0, 2, -1] * 2] * 12, True))
     assert (
         record["pass"]["right"] == 48
-        and "foreign reaches 2, assumed from the scores seen" in record["pass"]["right_when"]
+        and "foreign reaches 0.5, assumed from the scores seen" in record["pass"]["right_when"]
     )
     assert run(Given("foreign", [[0] * 8] * 12, True))["pass"]["right"] == 0  # the top seen, and yet no success
 
@@ -320,7 +325,7 @@ def test_words_of_reconsidering_are_counted_once_a_completion_and_only_as_words(
         "let me re-calculate",
         "let me return",
     ]
-    found = aha(texts)
+    found = count_aha_words(texts)
     assert found["words"] == {
         "wait": 1,
         "hmm": 1,

@@ -966,7 +966,8 @@ def test_writing_a_page_says_where_how_big_and_what_it_lacks(template, tmp_path,
     path = run_page.write_run_page(tmp_path / "outputs/run", limit=100)
     said = capsys.readouterr().out
     assert (
-        path == tmp_path / "outputs/completions.html" and page_file.unpack_payload(path.read_text())["selection"]["kept"] == 96
+        path == tmp_path / "outputs/completions.html"
+        and page_file.unpack_payload(path.read_text())["selection"]["kept"] == 96
     )
     assert f"{path} (" in said and " kB): 96 of 576 completions" in said and "Not in this page: 480 completions" in said
     assert "1 half-written file of completions left out" in said

@@ -132,7 +132,7 @@ def test_a_second_pass_over_a_batch_has_no_reward_and_is_no_row_of_its_own():
     record = run_record.record_from_rows(
         [row(1), {"step": 2, "loss": 0.1, "kl": 0.2}, row(3), {"step": 3, "train_runtime": 9.0}]
     )
-    assert record.log.index.tolist() == [1, 3] and "1 step that went over a batch once more" in record.notes[0]
+    assert record.log.index.tolist() == [1, 3] and "1 step left out: a second pass over a batch" in record.notes[0]
     assert not health.problems(health.diagnose(record.log)), "a missing reward would be taken for NaN"
 
 
@@ -273,7 +273,9 @@ def test_a_version_has_its_rewards_weight_while_it_is_in_use_and_none_else():
 def test_a_version_without_a_score_in_between_stays_in_use():
     rows = edited()
     rows[1]["rewards/format_reward/mean"] = rows[3]["rewards/format_reward_v2/mean"] = None
-    assert run_record.record_from_rows(rows).weights()[["format_reward", "format_reward_v2"]].notna().to_numpy().tolist() == [
+    assert run_record.record_from_rows(rows).weights()[
+        ["format_reward", "format_reward_v2"]
+    ].notna().to_numpy().tolist() == [
         [1, 0],
         [1, 0],
         [0, 1],
@@ -366,8 +368,8 @@ def test_the_summary_takes_the_last_ten_steps_and_the_last_evaluation():
         {"step": 0, "eval_correctness_reward": 0.1, "eval_n": 9},
         {"step": 20, "eval_correctness_reward_v2": 0.9, "eval_n": 9},
     ]
-    line = run_summary.summarize_runs([made("A", rows)], by=lambda record: record.about["model"]["shown"]).loc["A"]
-    assert (line["group"], line["steps"], line["seconds"]) == ("small", 20, 12.5)
+    line = run_summary.summarize_runs([made("A", rows)]).loc["A"]
+    assert (line["group"], line["steps"], line["seconds"]) == ("A", 20, 12.5)
     assert (
         line["reward"] == pytest.approx(0.775)
         and line["correctness"] == pytest.approx(0.4)
@@ -378,9 +380,12 @@ def test_the_summary_takes_the_last_ten_steps_and_the_last_evaluation():
 
 def test_versions_of_a_reward_are_one_series_for_comparison():
     record = run_record.record_from_rows(edited())
-    assert run_record.mean_scores(record)["format_reward"].tolist() == [0.6, 0.6, 0.3, 0.3] and run_record.edited_rewards(record) == {
-        3: "format_reward_v2"
-    }
+    assert run_record.mean_scores(record)["format_reward"].tolist() == [
+        0.6,
+        0.6,
+        0.3,
+        0.3,
+    ] and run_record.edited_rewards(record) == {3: "format_reward_v2"}
     assert run_record.mean_correctness(record).tolist() == [0.4] * 4
 
 
@@ -400,7 +405,7 @@ def test_a_diagnosis_can_be_written_as_json_with_its_thresholds():
 
 
 def test_what_json_cannot_hold_becomes_null():
-    assert run_labels.finite_only({"a": [math.nan, 1.5, (math.inf,)], "b": "x", "c": 2}) == {
+    assert run_summary.without_nan({"a": [math.nan, 1.5, (math.inf,)], "b": "x", "c": 2}) == {
         "a": [None, 1.5, [None]],
         "b": "x",
         "c": 2,
@@ -414,7 +419,7 @@ def test_a_run_says_itself_which_rewards_decide_what_is_right_and_an_older_one_g
         {"name": "correctness_reward", "weight": 1, "decides": False},
     ]
     record = run_record.record_from_rows(rows, about={"rewards": {"rewards": entries}})
-    assert record.correctness() == ("own",) and run_record.mean_correctness(record).tolist() == [0.25] * 2
+    assert record.deciders() == ("own",) and run_record.mean_correctness(record).tolist() == [0.25] * 2
     assert run_summary.diagnosis_report(record)["decided_by"] == ["own"]
     older = run_record.record_from_rows(rows, about={"rewards": {"rewards": [{"name": "own", "weight": 1}]}})
     assert run_record.mean_correctness(older).tolist() == [1.0] * 2 and older.weights()["own"].tolist() == [1.0] * 2
@@ -455,12 +460,14 @@ def test_weights_that_a_run_does_not_keep_are_told_from_its_totals_or_said_to_be
     )
     assert (
         told.weights().iloc[0].to_dict() == {"a": 1.0, "b": 0.2}
-        and "as the log's totals tell them: a 1, b 0.2" in told.notes[0]
+        and "fitted from the logged totals: a 1, b 0.2" in told.notes[0]
     )
     assert plain.notes == [] and plain.weights().iloc[0].to_dict() == {"a": 1.0, "b": 1.0}
-    assert "weights are not known: all count as 1" in odd.notes[0]
+    assert "weights are not known" in odd.notes[0]
     assert run_record.read_run(tmp_path / "odd", weights={"a": 3.0}).notes == []
-    assert run_record.mean_correctness(run_record.read_run(tmp_path / "odd", correctness=["a"])).iloc[0] == pytest.approx(0.1)
+    assert run_record.mean_correctness(run_record.read_run(tmp_path / "odd", correctness=["a"])).iloc[
+        0
+    ] == pytest.approx(0.1)
     with pytest.raises(ValueError, match="no reward 'c' in .*: its rewards are a, b"):
         run_record.read_run(tmp_path / "odd", correctness=["c"])
 
@@ -498,4 +505,6 @@ def test_a_share_of_groups_that_was_not_counted_by_group_is_left_out():
     rows = [row(1, frac_reward_zero_std=0.5)]
     batch = run_record.record_from_rows(rows, about={"requested": {"scale_rewards": "batch"}})
     assert "frac_reward_zero_std" not in batch.log and "whole steps without spread" in batch.notes[0]
-    assert "frac_reward_zero_std" in run_record.record_from_rows(rows, about={"requested": {"scale_rewards": "group"}}).log
+    assert (
+        "frac_reward_zero_std" in run_record.record_from_rows(rows, about={"requested": {"scale_rewards": "group"}}).log
+    )

@@ -311,7 +311,7 @@ def test_forgery_fools_a_judge_that_hands_over_its_own_list(tmp_path):
 
 
 def test_the_readme_counts_the_attacks_as_they_are():
-    readme = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
+    readme = " ".join((Path(__file__).parents[2] / "scoring/README.md").read_text(encoding="utf-8").split())
     assert f"{len(HARMS)} completions that try to do harm" in readme
     assert f"and {len(FORGERIES)} that try to be judged right" in readme
     assert f"they see {len(SEEN)} of those harms" in readme and f"and {len(FOOLS) + 1} of the forgeries" in readme

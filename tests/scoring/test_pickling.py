@@ -4,9 +4,11 @@ import functools
 import multiprocessing
 import pickle
 import sys
+import types
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
+from trl.rewards import think_format_reward
 
 import rewards
 from lab.train import chosen_rewards
@@ -40,9 +42,10 @@ def in_chat(call):
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
+    """The rewards of a reader's file, loaded as notebook 03 does."""
     monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
     (tmp_path / "my_rewards.py").write_text(OWN, encoding="utf-8")
-    return chosen_rewards.load_module(tmp_path / "my_rewards.py")
+    return chosen_rewards.known_rewards(tmp_path)
 
 
 def test_every_reward_of_the_library_is_pickled_and_its_variants_too(spawned):
@@ -60,11 +63,16 @@ def test_a_variant_keeps_its_settings_name_and_range():
     assert (again.__name__, again.options, again.score("x" * 600)) == ("short", {"longest": 50}, 0.0)
 
 
-def test_a_function_in_trls_signature_and_rewards_of_a_readers_file_go_too(spawned, own):
-    partial = functools.partial(own.in_trls_signature, by=0.5)
-    assert spawned.submit(own.own_reward.with_options(least=0.0), **CALL).result(60) == [1.0, 0.0]
-    assert spawned.submit(adopt(own.in_trls_signature), **in_chat(CALL)).result(60) == [55, 55]
-    assert adopt(partial)(**in_chat(CALL)) == [27.5, 27.5]
+def test_rewards_of_a_readers_file_go_too_also_those_in_trls_signature(spawned, own):
+    assert spawned.submit(own["own_reward"].with_options(least=0.0), **CALL).result(60) == [1.0, 0.0]
+    assert spawned.submit(own["in_trls_signature"], **in_chat(CALL)).result(60) == own["in_trls_signature"](
+        **in_chat(CALL)
+    )
+
+
+def test_a_partial_of_a_module_s_function_goes_too(spawned):
+    function = adopt(functools.partial(think_format_reward, hint="unused"))
+    assert spawned.submit(function, **in_chat(CALL)).result(60) == function(**in_chat(CALL))
 
 
 def test_a_reward_that_another_process_could_not_find_says_why():
@@ -80,7 +88,7 @@ def test_a_reward_that_another_process_could_not_find_says_why():
 
 
 def test_a_reward_of_a_notebook_says_why(monkeypatch):
-    notebook = type(sys)("__main__")
+    notebook = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", notebook)
     exec("from rewards import reward\n@reward\ndef mine(completion: str) -> float:\n    return 1.0", vars(notebook))
     with pytest.raises(pickle.PicklingError, match="mine cannot be pickled: .* in a notebook. .* my_rewards.py"):
@@ -88,11 +96,11 @@ def test_a_reward_of_a_notebook_says_why(monkeypatch):
 
 
 def test_a_reward_whose_name_means_another_one_by_now_is_refused(own, monkeypatch):
-    old = own.own_reward
-    exec("def own_reward(completion, answer):\n    return 0.0", vars(own))
-    monkeypatch.setitem(sys.modules, "my_rewards", own)
+    edited = types.ModuleType("my_rewards")
+    exec("def own_reward(completion, answer):\n    return 0.0", vars(edited))
+    monkeypatch.setitem(sys.modules, "my_rewards", edited)
     with pytest.raises(pickle.PicklingError, match="not what my_rewards now calls own_reward"):
-        pickle.dumps(old)
+        pickle.dumps(own["own_reward"])
 
 
 def test_the_copy_in_the_same_process_is_the_same_function():

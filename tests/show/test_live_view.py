@@ -99,7 +99,8 @@ def test_what_the_model_writes_is_text_and_never_html(view):
     log(view, 2)
     pages = "".join(what for name, what in view.shown if name == "findings")
     assert "&lt;script&gt;" in pages and "<script>" not in pages and "kl_high" in pages
-    assert "<b>x" not in samples_html(1, "<b>x", {}, []) and "<i" not in findings_html([ILL._replace(message="<i>")])
+    assert "<i" not in findings_html([ILL._replace(message="<i>")])
+    assert "<b>x" not in samples_html(1, view.run.completions().assign(prompt="<b>x", sample="best"), ["format_reward"])
 
 
 def test_nothing_is_shown_where_nobody_watches_but_the_end(view, monkeypatch):

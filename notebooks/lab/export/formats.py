@@ -13,31 +13,20 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from lab.export import merge, ollama, predictions
 from lab.export.model_folder import ExportError, StagingFolder
-from lab.export.serving_prompt import ServedPrompt, ServingError
-from lab.files import relative, write_text
+from lab.export.serving_prompt import ServedPrompt
+from lab.files import Row, relative, write_text
 from lab.model import policy
 from lab.train.run_folder import is_whole, step_of
 
 FORMATS = ("adapter", "merged 4 bit", "gguf")
 MERGES = ("original base", "dequantised base")
 UNKNOWN_TOKENIZER = "BPE pre-tokenizer was not recognized"  # an error of llama.cpp's converter
-
-
-@dataclass(frozen=True)
-class ExportedFormat:
-    """One exported format: its folder, or None where it was not made, and what was tried with it."""
-
-    name: str
-    folder: Path | None
-    tried: str
 
 
 def check_export_settings(
@@ -48,53 +37,48 @@ def check_export_settings(
     Raises ValueError for an unknown format or merge and for too few problems, ExportError where a model is to be
     uploaded without a token.
     """
-    unknown = [name for name in chosen if name not in FORMATS]
-    if unknown:
-        there = ", ".join(map(repr, FORMATS))
-        raise ValueError(f"FORMATS names {unknown[0]!r}; there are: {there} (merged 16 bit is always made).")
-    if merge_into not in ("auto", *MERGES):
-        raise ValueError(f"MERGE_INTO is {merge_into!r}; there are: 'auto', {', '.join(map(repr, MERGES))}.")
+    for name, values, known in (("FORMATS", chosen, FORMATS), ("MERGE_INTO", [merge_into], ("auto", *MERGES))):
+        if unknown := [value for value in values if value not in known]:
+            raise ValueError(f"{name} has {unknown[0]!r}; there are: {', '.join(map(repr, known))}.")
     if n_evaluate is not None and n_evaluate < 1:
         raise ValueError(f"N_EVALUATE is {n_evaluate}: evaluate at least one problem, or None for all.")
     if push_to:
         access_token()
 
 
-def attempt_export(name: str, export: Callable[..., ExportedFormat], *args: Any) -> ExportedFormat:
+def describe_format(name: str, folder: Path | None, tried: str) -> Row:
+    """A line of the table of formats: where it is (None: it was not made), its size, and what was tried with it."""
+    files = folder.rglob("*") if folder else []
+    size = round(sum(path.stat().st_size for path in files if path.is_file()) / 1e6, 1)
+    where = relative(folder) if folder else "not made"
+    return {"format": name, "where": where, "MB": size if folder else None, "tried here": tried}
+
+
+def attempt_export(name: str, export: Callable[..., Row], *args: Any) -> Row:
     """`export(*args)`, or a line that says why it failed. Only a full disk and a stop by hand end the notebook."""
     try:
         return export(*args)
     except ExportError as error:
-        return ExportedFormat(name, None, str(error))
+        return describe_format(name, None, str(error))
     except Exception as error:  # a converter or a loader of another project: its own words say most
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
-        return ExportedFormat(name, None, f"failed: {type(error).__name__}: {str(error)[:300]}")
+        return describe_format(name, None, f"failed: {type(error).__name__}: {str(error)[:300]}")
 
 
-def formats_table(exported: Sequence[ExportedFormat]) -> pd.DataFrame:
-    """The formats for reading."""
-    rows = []
-    for one in exported:
-        where, files = (relative(one.folder), one.folder.rglob("*")) if one.folder else ("not made", [])
-        size = sum(path.stat().st_size for path in files if path.is_file()) / 1e6
-        rows.append((one.name, where, round(size, 1) or None, one.tried))
-    return pd.DataFrame(rows, columns=["format", "where", "MB", "tried here"])
-
-
-def export_adapter(adapter: Path, merged: Path, place: Path, replace: bool) -> ExportedFormat:
+def export_adapter(adapter: Path, merged: Path, place: Path, replace: bool) -> Row:
     """The adapter, with the tokenizer, chat template and generation config of the merged folder beside it."""
     files = [path for path in adapter.iterdir() if path.name.startswith("adapter_")]
     names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
     files += [merged / name for name in names if (merged / name).exists()]
-    with StagingFolder(place, replace) as staging:
+    with closing(StagingFolder(place, replace)) as staging:
         folder = staging.new_folder("adapter")
         for path in files:
             shutil.copyfile(path, folder / path.name)
         staging.publish("adapter")
     base = json.loads((place / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
     local = f"; it names its base by a folder of this machine, {relative(base)}" if Path(base).is_dir() else ""
-    return ExportedFormat("adapter", place, f"loaded by PEFT below; not tried in vLLM{local}")
+    return describe_format("adapter", place, f"loaded by PEFT below; not tried in vLLM{local}")
 
 
 def earlier_checkpoints(run: Path, most: int = 1) -> dict[str, Path]:
@@ -103,9 +87,8 @@ def earlier_checkpoints(run: Path, most: int = 1) -> dict[str, Path]:
     return {f"step {step_of(path)}": path for path in sorted(whole, key=step_of)[:-1][-most:]}
 
 
-def export_4bit(merged: Path, place: Path, replace: bool, sample: predictions.ProofSample) -> ExportedFormat:
+def export_4bit(merged: Path, place: Path, replace: bool, sample: predictions.ProofSample) -> Row:
     """The merged model in 4 bits (NF4, double quantization) by bitsandbytes, loaded again and compared."""
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
     load = AutoModelForCausalLM.from_pretrained
@@ -113,16 +96,15 @@ def export_4bit(merged: Path, place: Path, replace: bool, sample: predictions.Pr
     same = {"dtype": "auto", "device_map": {"": plain.device}}
     nf4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
     small = BitsAndBytesConfig(**nf4, bnb_4bit_compute_dtype=plain.dtype)
-    with StagingFolder(place, replace, needed=merge.bytes_in_16_bits(plain) // 2) as staging:
+    with closing(StagingFolder(place, replace, needed=merge.bytes_in_16_bits(plain) // 2)) as staging:
         folder = staging.new_folder("model")
         load(merged, quantization_config=small, **same).save_pretrained(folder)
         AutoTokenizer.from_pretrained(merged).save_pretrained(folder)
-        again = policy.as_packed(load(folder, **same)).eval()
-        with torch.inference_mode():
-            apart = predictions.prediction_distance(plain, again, sample)
+        again = policy.keep_packed(load(folder, **same)).eval()
+        apart = predictions.prediction_distance(plain, again, sample)
         staging.publish("model")
     distance = f"mean KL {apart['kl']:.2g} nats from the 16-bit model, same token first {100 * apart['same_top']:.1f} %"
-    return ExportedFormat("merged 4 bit", place, f"loaded again: {distance}")
+    return describe_format("merged 4 bit", place, f"loaded again: {distance}")
 
 
 def find_llama_cpp() -> Path:
@@ -147,7 +129,7 @@ def find_llama_cpp() -> Path:
 
 def export_gguf(
     merged: Path, tokenizer: Any, served: ServedPrompt, place: Path, replace: bool, method: str, max_seq_length: int
-) -> ExportedFormat:
+) -> Row:
     """GGUF by Unsloth's exporter, with an Ollama Modelfile beside it.
 
     Args:
@@ -160,7 +142,7 @@ def export_gguf(
     from unsloth import FastLanguageModel
 
     model, exported = FastLanguageModel.from_pretrained(str(merged), max_seq_length=max_seq_length, load_in_4bit=False)
-    with StagingFolder(place, replace, needed=4 * merge.bytes_in_16_bits(model)) as staging:
+    with closing(StagingFolder(place, replace, needed=4 * merge.bytes_in_16_bits(model))) as staging:
         folder = staging.new_folder("gguf")
         try:
             model.save_pretrained_gguf(str(folder), exported, quantization_method=method)
@@ -181,10 +163,10 @@ def export_gguf(
         try:
             write_text(folder / "Modelfile", ollama.modelfile(file.name, tokenizer, served))
             tried = "Modelfile not tried in Ollama"
-        except ServingError as error:
+        except ExportError as error:
             tried = f"No Modelfile for Ollama: {error}"
         staging.publish("gguf")
-    return ExportedFormat(f"GGUF {method}", place, f"begins as a GGUF file does; not run. {tried}")
+    return describe_format(f"GGUF {method}", place, f"begins as a GGUF file does; not run. {tried}")
 
 
 def access_token() -> str:
@@ -212,9 +194,7 @@ def push_to_hub(folder: Path, name: str, private: bool = True) -> str:
         validate_repo_id(name)
         address = api.create_repo(name, private=private, exist_ok=True)
         if private and not api.repo_info(name).private:
-            refusal = (
-                f"{name} exists and is public: nothing was uploaded. Choose another name, or PUSH_PRIVATE = False."
-            )
+            refusal = f"{name} exists and is public: nothing was uploaded. Choose another name, or PUSH_PRIVATE = False"
         else:
             api.upload_folder(repo_id=name, folder_path=folder, commit_message="Model trained with GRPO")
             return without_secret(str(address), token)

@@ -96,7 +96,7 @@ def prove_merge(
         "fresh_process": {
             "n": len(chats),
             "same_answers": _share_of_equal(fresh["answers"], ours),
-            "same_prompts": _share_of_equal(fresh["prompt_ids"], sample.prompts),
+            "same_prompts": _share_of_equal(fresh["prompt_ids"], [prompt for prompt, _ in sample]),
             "first_answer": fresh["answers"][0],
         },
         "missing_files": missing_files(folder),
@@ -131,47 +131,50 @@ def kl_limit(proof: Mapping[str, Any]) -> float:
 def proof_checks(proof: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One entry a check: `check`, the value `found`, the `limit`, whether it is `ok`, and `means`: what a failure means."""
     checks: list[dict[str, Any]] = []
+    adapter, frozen, weights, tied = (proof[name] for name in ("adapter", "base", "weights", "tied"))
+    apart, fresh = proof["trained_against_merged"], proof["fresh_process"]
 
     def check(name: str, found: Any, limit: Any, ok: bool) -> None:
         checks.append({"check": name, "found": str(found), "limit": str(limit), "ok": ok, "means": MEANS[name]})
 
-    def check_none(name: str, count: int, of: int | None = None) -> None:
-        check(name, count if of is None else f"{count} of {of}", 0, count == 0)
+    def check_none(name: str, count: int, of: str = "") -> None:
+        check(name, f"{count}{of}", 0, count == 0)
 
-    if adapter := proof["adapter"]:
-        n, moved = adapter["at_start"], adapter["moved_since_start"]
+    def check_share(name: str, share: float, limit: float, digits: int = 0) -> None:
+        check(name, f"{100 * share:.{digits}f} %", f"{100 * limit:.0f} %", share >= limit)
+
+    if adapter:
         dead = adapter["all_zero"] + adapter["not_finite"]
-        check_none("adapter tensors that are zero or not finite", dead, adapter["tensors"])
-        if n:  # half of them: A has no gradient until B is no longer zero, so the first step moves B alone
-            ok = adapter["compared_with_start"] == n == adapter["tensors"] and 2 * moved >= n
-            check("adapter tensors that moved since the start", f"{moved} of {n}", f"at least {n // 2}", ok)
-    if (base := proof["base"]) and base["at_start"]:
-        lost = base["at_start"] - base["compared_with_start"]
-        check_none("base tensors changed or missing since the start", base["changed"] + lost, base["at_start"])
+        check_none("adapter tensors that are zero or not finite", dead, f" of {adapter['tensors']}")
+    if adapter and (n := adapter["at_start"]):
+        # At least half: A has no gradient until B is no longer zero, so the first step moves B alone.
+        moved, known = adapter["moved_since_start"], adapter["compared_with_start"]
+        ok = known == n == adapter["tensors"] and 2 * moved >= known
+        check("adapter tensors that moved since the start", f"{moved} of {n}", f"at least {n // 2}", ok)
+    if frozen and (n := frozen["at_start"]):
+        changed = frozen["changed"] + n - frozen["compared_with_start"]
+        check_none("base tensors changed or missing since the start", changed, f" of {n}")
 
-    weights = proof["weights"]
-    changed = f"{weights['changed']} of {weights['tensors']}"
-    check("weight tensors that differ from the base", changed, "at least 1", weights["changed"] > 0)
+    changed, ratio, aside = weights["changed"], weights["merge_ratio"], weights["aside"]
+    found = f"{changed} of {weights['tensors']}"
+    check("weight tensors that differ from the base", found, "at least 1", changed > 0)
     check_none("weights without an update that changed", weights["untouched_changed"])
     check_none("weights missing or stray", len(weights["missing"]) + len(weights["stray"]))
-    worst, ratio, aside = weights["worst_rounding"], weights["merge_ratio"], weights["aside"]
+    worst = weights["worst_rounding"]
     check("largest error, in roundings to 16 bits", f"{worst:.2g}", 1, worst <= 1)
     ok = abs(ratio - 1) <= MERGE_RATIO
     check("merged update / our own merge of it", f"{ratio:.3f}", f"1 ± {MERGE_RATIO:g}", ok)
     limit = ASIDE + 1.5 * weights["aside_by_rounding"]
     check("merged update beside ours, share of its norm", f"{aside:.2g}", f"{limit:.2g}", aside <= limit)
-    tied, words = proof["tied"], {True: "yes", False: "no", None: "no"}
-    found = "contradicted" if tied["contradicted"] else words[tied["merged"]]
+    found = "contradicted" if tied["contradicted"] else "yes" if tied["merged"] else "no"
     ok = tied["merged"] == tied["base"] and not tied["contradicted"]
-    check("output layer tied to the embedding", found, words[tied["base"]], ok)
+    check("output layer tied to the embedding", found, "yes" if tied["base"] else "no", ok)
 
-    apart, fresh, limit = proof["trained_against_merged"], proof["fresh_process"], kl_limit(proof)
-    kl, same_top, prompts, answers = apart["kl"], apart["same_top"], fresh["same_prompts"], fresh["same_answers"]
+    kl, limit = apart["kl"], kl_limit(proof)
     check("mean KL from the trained model, nats a token", f"{kl:.2g}", f"{limit:.2g}", kl <= limit)
-    check("same token first", f"{100 * same_top:.1f} %", f"{100 * SAME_TOP:.0f} %", same_top >= SAME_TOP)
-    check("fresh process: prompts tokenized as in training", f"{100 * prompts:.0f} %", "100 %", prompts == 1)
-    limit = f"{100 * SAME_ANSWERS:.0f} %"
-    check("fresh process: same greedy answers", f"{100 * answers:.0f} %", limit, answers >= SAME_ANSWERS)
+    check_share("same token first", apart["same_top"], SAME_TOP, digits=1)
+    check_share("fresh process: prompts tokenized as in training", fresh["same_prompts"], 1)
+    check_share("fresh process: same greedy answers", fresh["same_answers"], SAME_ANSWERS)
     check_none("settings of decoding that are not the training's", len(proof["decoding"]))
     check_none("files missing", len(proof["missing_files"]))
     return checks
@@ -185,25 +188,15 @@ def proof_table(proof: Mapping[str, Any]) -> pd.DataFrame:
 
 def proof_warnings(proof: Mapping[str, Any]) -> list[str]:
     """What is worth knowing, though it does not make the merge wrong."""
-    kept, agree, adapter = proof["weights"]["update_kept"], proof["greedy_as_trained"], proof["adapter"]
-    warnings = []
+    kept, agree, adapter, warnings = proof["weights"]["update_kept"], proof["greedy_as_trained"], proof["adapter"], []
     if adapter and not adapter["at_start"]:
-        warnings.append(
-            "The run kept no start.json: it could not be checked that the adapter moved and the base did not."
-        )
+        warnings.append("The run kept no start.json: that adapter and base are the run's own was not checked.")
     if adapter and (proof["trained_against_base"] or {}).get("kl", math.inf) <= kl_limit(proof):
-        warnings.append(
-            "The trained model predicts nearly as its base: only the weights can tell them apart, not predictions."
-        )
+        warnings.append("The trained model predicts nearly as its base: only the weights can tell them apart.")
     if kept < UPDATE_KEPT:
-        warnings.append(
-            f"Rounding to 16 bits kept {100 * kept:.0f} % of the update: it is small beside the weights. Ship the adapter too."
-        )
+        warnings.append(f"Rounding to 16 bits kept {100 * kept:.0f} % of the update: ship the adapter too.")
     if agree < 1:
-        warnings.append(
-            f"{100 * agree:.0f} % of the trained model's greedy answers come out word for word: where two tokens are nearly "
-            "as likely, rounding can decide."
-        )
+        warnings.append(f"{100 * agree:.0f} % of greedy answers are the trained model's: rounding decides close calls.")
     return warnings
 
 
@@ -212,11 +205,7 @@ def refuse_unproved(proof: Mapping[str, Any]) -> None:
     failed = [check for check in proof_checks(proof) if not check["ok"]]
     if failed:
         lines = [f"- {one['check']}: {one['found']} (limit {one['limit']}): {one['means']}" for one in failed]
-        names = {name: proof["weights"][name] for name in ("missing", "stray") if proof["weights"][name]}
-        names |= {name: proof[name] for name in ("decoding", "missing_files") if proof[name]}
-        lines += [f"  {name}: {', '.join(values[:5])}" for name, values in names.items()]
-        raise ExportError(
-            "The merged folder is not the trained model:\n"
-            + "\n".join(lines)
-            + "\nIt was not put in place; an earlier export is as it was."
-        )
+        names = [*proof["weights"]["missing"], *proof["weights"]["stray"], *proof["decoding"], *proof["missing_files"]]
+        lines += [f"  named: {', '.join(names[:5])}"] if names else []
+        lines += ["It was not put in place. An earlier export is as it was."]
+        raise ExportError("\n".join(["The merged folder is not the trained model:", *lines]))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from lab.export import merge_proof
 from lab.export.serving_prompt import ServedPrompt
@@ -117,8 +119,7 @@ def _evaluation(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
         return
     overlap = (evaluation.get("overlap") or {}).get("said")
     yield " ".join(filter(None, [evaluation["said"], overlap])) + "\n"
-    table = verdicts.summary_table(dict(evaluation))
-    yield from _table(["", *table.columns], [[name, *row] for name, row in zip(table.index, table.to_numpy())])
+    yield from _table(verdicts.summary_table(dict(evaluation)).reset_index(names=""))
     yield "\n" + EVALUATED.format(_code(evaluation["correct_by"]))
 
 
@@ -134,9 +135,7 @@ def _settings(about: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _proof(proof: Mapping[str, Any]) -> Iterator[str]:
-    checks = merge_proof.proof_checks(proof)
-    rows = [(one["check"], one["found"] + ("" if one["ok"] else " (**fails**)"), one["limit"]) for one in checks]
-    yield from _table(("check", "found", "limit"), rows)
+    yield from _table(merge_proof.proof_table(proof))
     yield ""
     yield from (f"- {text}" for text in merge_proof.proof_warnings(proof))
 
@@ -169,9 +168,7 @@ def _literal(text: str) -> str:
     return _code(json.dumps(text, ensure_ascii=False))
 
 
-def _table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
+def _table(table: pd.DataFrame) -> Iterator[str]:
     """The lines of a Markdown table; nothing in a cell can end the cell or the line."""
-    for i, row in enumerate([head, *rows]):
+    for row in (table.columns, ["---"] * len(table.columns), *table.to_numpy()):
         yield "| " + " | ".join(" ".join(str(cell).split()).replace("|", "\\|") for cell in row) + " |"
-        if i == 0:
-            yield "|" + "---|" * len(head)

@@ -18,7 +18,7 @@ REQUIRED = ("config.json", "generation_config.json", "tokenizer.json", "tokenize
 
 
 class ExportError(RuntimeError):
-    """A model could not be exported, or is not what it must be; the message says what failed and what to do."""
+    """A model could not be exported or served as it was trained; the message says what failed and what to do."""
 
 
 class StagingFolder:
@@ -26,7 +26,7 @@ class StagingFolder:
 
     Until `publish` the earlier export is untouched: an error, a kill or a full disk leaves it as it was. The next
     export removes what an interrupted one left. If the kill fell between the two renames of `publish`, the next
-    export finishes the move. As a context manager it deletes itself at the end.
+    export finishes the move.
 
     Args:
         place: where the finished folder will be.
@@ -47,19 +47,13 @@ class StagingFolder:
             raise ExportError(f"{what}: wait for it, stop it, or set another OUTPUTS.")
         if self.ready.exists():
             self._move_ready_into_place()
-        self.delete()
+        self.close()
         free = shutil.disk_usage(place.parent).free
         if free < needed:
             what = f"The export takes about {needed / 1e9:.1f} GB in {relative(place.parent)}, and {free / 1e9:.1f} GB are free"
             raise ExportError(f"{what}. Free some, or set OUTPUTS to a larger disk. Nothing has been changed.")
         self.folder.mkdir()
         write_json(self.folder / OWNER, this_process())
-
-    def __enter__(self) -> StagingFolder:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.delete()
 
     @property
     def names(self) -> list[str]:
@@ -75,7 +69,8 @@ class StagingFolder:
     def remove(self, name: str) -> None:
         shutil.rmtree(self.folder / name, ignore_errors=True)
 
-    def delete(self) -> None:
+    def close(self) -> None:
+        """Deletes what was not published."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def publish(self, name: str) -> Path | None:
@@ -90,7 +85,7 @@ class StagingFolder:
                     os.fsync(file.fileno())
         (self.folder / name).rename(self.ready)
         kept = self._move_ready_into_place()
-        self.delete()
+        self.close()
         return kept
 
     def _move_ready_into_place(self) -> Path | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from lab.export.serving_prompt import ServedPrompt, ServingError, rendered_prefill
-from lab.model.prompts import Messages
+from lab.export.model_folder import ExportError
+from lab.export.serving_prompt import ServedPrompt, rendered_prefill
+from lab.model.prompts import Messages, render
 
 # ChatML in Go's template language: Ollama fills in .System, the text of system messages, and .Messages.
 GO_CHATML = (
@@ -23,7 +24,7 @@ def modelfile(gguf: str, tokenizer: Any, served: ServedPrompt) -> str:
         gguf: name of the model's file, beside the Modelfile.
         tokenizer: with the chat template of the training, not the exported one that holds the preamble.
 
-    Raises ServingError where the template is not ChatML, and for texts that a Modelfile cannot hold.
+    Raises ExportError where the template is not ChatML, and for texts that a Modelfile cannot hold.
     """
     default, prefill = default_system(tokenizer, served.preamble), rendered_prefill(tokenizer, served.prefill)
     template = GO_CHATML.replace("DEFAULT", _in_go(default)) + _in_go(prefill)
@@ -41,7 +42,7 @@ def modelfile(gguf: str, tokenizer: Any, served: ServedPrompt) -> str:
 def default_system(tokenizer: Any, preamble: Messages = ()) -> str:
     """What a ChatML template puts before a chat without a system message: nothing, or a system prompt (Qwen2.5).
 
-    Raises ServingError unless the tokenizer renders the preamble and some probe chats as ChatML.
+    Raises ExportError unless the tokenizer renders the preamble and some probe chats as ChatML.
     """
     from jinja2 import TemplateError
 
@@ -49,18 +50,15 @@ def default_system(tokenizer: Any, preamble: Messages = ()) -> str:
         turns = (f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in chat)
         return "".join(turns) + "<|im_start|>assistant\n"
 
-    def render(chat: Messages) -> str:
-        return tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-
     system, *turns = [{"role": role, "content": f"text of {role}"} for role in "system user assistant user".split()]
     try:
-        default = render(turns[:1]).removesuffix(chatml(turns[:1]))
+        default = render(tokenizer, turns[:1]).removesuffix(chatml(turns[:1]))
         chats = (turns[:1], turns, [system, *turns], [*preamble, turns[0]])
-        if all(render(c) == ("" if c[0]["role"] == "system" else default) + chatml(c) for c in chats):
+        if all(render(tokenizer, c) == ("" if c[0]["role"] == "system" else default) + chatml(c) for c in chats):
             return default
     except TemplateError:  # such as Gemma's, which refuses a system message
         pass
-    raise ServingError(
+    raise ExportError(
         "Ollama needs a template in Go's language, and this model's chat template is not ChatML: write TEMPLATE by hand, "
         "after the chat template in chat_template.jinja or tokenizer_config.json."
     )
@@ -72,7 +70,7 @@ def _in_go(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A text in a Modelfile, which knows no escapes and drops what does not print. Raises ServingError for such a text."""
+    """A text in a Modelfile, which knows no escapes and drops what does not print. Raises ExportError for such a text."""
     if '"""' in text or not all(char.isprintable() or char in "\n\r\t" for char in text):
-        raise ServingError(f"A Modelfile cannot hold three quotes or unprintable characters: {text[:60]!r}")
+        raise ExportError(f"A Modelfile cannot hold three quotes or unprintable characters: {text[:60]!r}")
     return f'"""{text}"""'

@@ -7,7 +7,6 @@ import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ import pandas as pd
 from lab.export.model_folder import ExportError
 from lab.export.serving_prompt import ServedPrompt, rendered_prefill
 from lab.files import relative
-from lab.model.prompts import Messages, render
+from lab.model.prompts import Messages, prompt_ids
 from lab.model.sampling import end_tokens, plain_decoding
 
+ProofSample = list[tuple[list[int], list[int]]]  # prompts and the trained model's greedy replies, as token ids
 FRESH_PROCESS = """
 import json, sys
 for name in ("unsloth", "unsloth_zoo", "peft", "lab", "rewards", "scoring"):
@@ -36,23 +36,12 @@ print("ANSWERS" + json.dumps({"answers": texts, "prompt_ids": ids}))
 """
 
 
-@dataclass(frozen=True)
-class ProofSample:
-    """What the models are compared on, as token ids: prompts, and the trained model's greedy replies."""
-
-    prompts: list[list[int]]
-    replies: list[list[int]]
-
-
-def proof_sample(tokenizer: Any, chats: Sequence[Messages], replies: Sequence[str] = ()) -> ProofSample:
-    """Raises ExportError for no chats: there would be nothing to compare."""
+def proof_sample(tokenizer: Any, chats: Sequence[Messages], replies: Sequence[str]) -> ProofSample:
+    """The token ids that models are compared on. Raises ExportError for no chats: there would be nothing to compare."""
     if not chats:
         raise ExportError("A merge is proved on at least one held-out problem: raise N_EVALUATE and N_PROOF.")
-
-    def ids(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    return ProofSample([ids(render(tokenizer, chat)) for chat in chats], [ids(reply) for reply in replies])
+    replied = [tokenizer(reply, add_special_tokens=False)["input_ids"] for reply in replies]
+    return list(zip([prompt_ids(tokenizer, chat) for chat in chats], replied, strict=True))
 
 
 def prediction_distance(model: Any, other: Any, sample: ProofSample) -> dict[str, float]:
@@ -65,7 +54,7 @@ def prediction_distance(model: Any, other: Any, sample: ProofSample) -> dict[str
         positions: how many there were.
     """
     rows = []  # of each position: the mean and largest difference of logits, KL, same token first
-    for prompt, reply in zip(sample.prompts, sample.replies, strict=True):
+    for prompt, reply in sample:
         one, two = (_logits(each, prompt, reply) for each in (model, other))
         apart, p, q = (one - two).abs(), one.log_softmax(-1), two.log_softmax(-1)
         kl, same = (p.exp() * (p - q)).sum(-1).clamp(min=0), one.argmax(-1) == two.argmax(-1)
@@ -98,12 +87,7 @@ class WithoutAdapter:
 
 def distance_table(distances: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
     """Distances from the trained model for reading, one line for each model."""
-    labels = {
-        "kl": "mean KL, nats",
-        "kl_max": "largest KL",
-        "logit_mean": "mean logit difference",
-        "logit_max": "largest",
-    }
+    labels = {"kl": "mean KL, nats", "kl_max": "largest KL", "logit_mean": "mean logit gap", "logit_max": "largest gap"}
     found = pd.DataFrame(distances).T.rename_axis("from the trained model to")
     table = found[[*labels]].map("{:.2g}".format).rename(columns=labels)
     table["same token first"] = (100 * found["same_top"]).map("{:.1f} %".format)
@@ -137,12 +121,11 @@ def greedy_answers(
 ) -> list[str]:
     """What a server of the model must answer to held-out prompts: the prefill and a greedy continuation.
 
-    Decoded as in training and evaluation, whatever the model's own generation config says, and one prompt at a time as a
-    server does.
+    Decoded as in training, whatever the model's own generation config says, and one prompt at a time as a server does.
 
     Args:
         tokenizer: with the chat template of the training.
-        ends: the tokens that end a turn; None: the model's and the tokenizer's.
+        ends: the tokens that end a turn in training; None: the model's and the tokenizer's.
     """
     import torch
 
@@ -151,11 +134,11 @@ def greedy_answers(
     if served.stop:
         options |= {"stop_strings": list(served.stop), "tokenizer": tokenizer}
     answers = []
-    for ids in proof_sample(tokenizer, chats).prompts:
-        inputs = torch.tensor([ids], device=model.device)
+    for chat in chats:
+        inputs = torch.tensor([prompt_ids(tokenizer, chat)], device=model.device)
         with torch.inference_mode(), plain_decoding(model, sorted(ends), tokenizer):
             made = model.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs), **options)
-        answers.append(prefill + tokenizer.decode(made[0, len(ids) :], skip_special_tokens=True))
+        answers.append(prefill + tokenizer.decode(made[0, inputs.shape[1] :], skip_special_tokens=True))
     return answers
 
 

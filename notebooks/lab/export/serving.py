@@ -8,14 +8,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from lab.export.serving_prompt import ServingError
+from lab.export.model_folder import ExportError
 from lab.model.prompts import Messages
 
 PATIENCE = 180  # seconds until a server must answer: it imports torch and loads the model
@@ -25,7 +23,7 @@ PATIENCE = 180  # seconds until a server must answer: it imports torch and loads
 def server(folder: Path, patience: float = PATIENCE) -> Iterator[str]:
     """The folder served by `transformers serve` on a free port of this machine until the block ends: its base URL.
 
-    Raises ServingError with the server's last words where it does not come up.
+    Raises ExportError with the server's last words where it does not come up.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -37,7 +35,13 @@ def server(folder: Path, patience: float = PATIENCE) -> Iterator[str]:
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         process = subprocess.Popen(command, stdout=log, env=offline, **how)
         try:
-            _wait(process, port, patience, log)
+            until = time.monotonic() + patience
+            while not _is_healthy(port):
+                if process.poll() is not None or time.monotonic() > until:
+                    log.seek(0)
+                    why = "ended" if process.poll() is not None else f"did not answer in {patience:g} s"
+                    raise ExportError(f"transformers serve {why}. Its last words:\n{log.read()[-1500:]}")
+                time.sleep(0.3)
             yield f"http://127.0.0.1:{port}/v1"
         finally:
             process.terminate()
@@ -48,24 +52,19 @@ def server(folder: Path, patience: float = PATIENCE) -> Iterator[str]:
                 process.wait()
 
 
-def _wait(process: subprocess.Popen, port: int, patience: float, log: Any) -> None:
+def _is_healthy(port: int) -> bool:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # past a proxy of the environment
-    until = time.monotonic() + patience
-    while time.monotonic() < until and process.poll() is None:
-        try:
-            with opener.open(f"http://127.0.0.1:{port}/health", timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.3)
-    log.seek(0)
-    why = "ended" if process.poll() is not None else f"did not answer in {patience:g} s"
-    raise ServingError(f"transformers serve {why}. Its last words:\n{log.read()[-1500:]}")
+    try:
+        with opener.open(f"http://127.0.0.1:{port}/health", timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 def ask_server(
     url: str, model: str, question: Messages, *, max_tokens: int, temperature: float = 0.0, stop: Sequence[str] = ()
 ) -> str:
-    """One answer from an OpenAI-compatible server on this machine, through the `openai` client. Raises ServingError."""
+    """One answer from an OpenAI-compatible server on this machine, through the `openai` client. Raises ExportError."""
     from openai import DefaultHttpxClient, OpenAI, OpenAIError
 
     past_a_proxy = DefaultHttpxClient(trust_env=False)
@@ -74,5 +73,5 @@ def ask_server(
     try:
         made = client.chat.completions.create(model=model, messages=question, **options)
     except OpenAIError as error:
-        raise ServingError(f"The server did not answer: {type(error).__name__}: {error}") from error
+        raise ExportError(f"The server did not answer: {type(error).__name__}: {error}") from error
     return made.choices[0].message.content or ""

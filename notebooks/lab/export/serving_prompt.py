@@ -14,13 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.export.model_folder import ExportError
 from lab.files import write_json
-from lab.model.prompts import Messages, fold_system, render, supports_system_role
+from lab.model.prompts import Messages, fold_system, is_begun, render, supports_system_role
 from lab.model.sampling import end_tokens
-
-
-class ServingError(RuntimeError):
-    """A model cannot be served as it was evaluated; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -44,38 +41,35 @@ class ServedPrompt:
     def question(self, chat: Messages) -> Messages:
         """The messages that a user of the served model sends: a training chat without preamble and prefill.
 
-        Raises ServingError where the chat does not begin with the preamble.
+        Raises ExportError where the chat does not begin with the preamble.
         """
-        turns = [*chat[:-1]] if self.prefill and chat and chat[-1]["role"] == "assistant" else [*chat]
-        if turns[: len(self.preamble)] == self.preamble:
-            return turns[len(self.preamble) :]
+        turns = chat[:-1] if self.prefill and chat and is_begun(chat) else chat
         *before, last = fold_system([*self.preamble, {"role": "user", "content": ""}])
-        head, rest = last["content"], turns[len(before) :]
-        if turns[: len(before)] != before or not rest or not rest[0]["content"].startswith(head):
-            raise ServingError(
-                "The prompts do not begin with the system prompt and examples that the run was trained behind, so these cannot "
-                "travel in the chat template. Run notebook 01_prepare_data again, or serve the model with full prompts."
-            )
-        return [{**rest[0], "content": rest[0]["content"].removeprefix(head)}, *rest[1:]]
+        for messages, head in ((self.preamble, ""), (before, last["content"])):  # with a system role, and without
+            rest = turns[len(messages) :]
+            if turns[: len(messages)] == messages and rest and rest[0]["content"].startswith(head):
+                return [{**rest[0], "content": rest[0]["content"].removeprefix(head)}, *rest[1:]]
+        raise ExportError(
+            "The prompts do not begin with the system prompt and examples that the run was trained behind, so these cannot "
+            "travel in the chat template. Run notebook 01_prepare_data again, or serve the model with full prompts."
+        )
 
 
 def served_prompt(
     about: Mapping[str, Any], report: Mapping[str, Any], stop: Sequence[str] | str | None = None
 ) -> ServedPrompt:
-    """The prompt and sampling of a run.
+    """The prompt and sampling of a run. Raises ExportError where no record has the preamble.
 
     Args:
         about: `run/run.json`.
         report: `dataset/report.json`, for runs that did not record the preamble.
         stop: texts that end an answer, instead of the training's.
-
-    Raises ServingError where neither has the preamble.
     """
     preamble = about["data"].get("preamble", report.get("preamble"))
     if preamble is None:
-        raise ServingError(
-            "dataset/report.json lacks the messages before every question (an earlier version wrote it): run notebook "
-            "01_prepare_data again. The same data gives the same data set, and the training stays valid."
+        raise ExportError(
+            "dataset/report.json lacks the system prompt and examples: run notebook 01_prepare_data again. "
+            "The same data gives the same data set, and the training stays valid."
         )
     requested = about["requested"]
     if stop is None:  # as transformers or as vLLM names it
@@ -105,7 +99,7 @@ def save_served_prompt(folder: Path, model: Any, tokenizer: Any, served: ServedP
 def chat_template(tokenizer: Any, served: ServedPrompt) -> str:
     """The tokenizer's chat template, with the preamble before chats without a system message, and the prefill at the end.
 
-    Raises ServingError where the model's template cannot continue a prefill behind its generation prompt.
+    Raises ExportError where the model's template cannot continue a prefill behind its generation prompt.
     """
     # Jinja drops one newline at the end of a template, but not inside.
     plain = re.sub(r"(\r\n|\r|\n)\Z", "", tokenizer.get_chat_template())
@@ -122,14 +116,14 @@ def chat_template(tokenizer: Any, served: ServedPrompt) -> str:
 def rendered_prefill(tokenizer: Any, prefill: str) -> str:
     """What the model's template makes of a prefill: some templates trim it, some put a space before it.
 
-    Raises ServingError where the prefill does not stand behind the generation prompt.
+    Raises ExportError where the prefill does not stand behind the generation prompt.
     """
     if not prefill:
         return ""
     chat = [{"role": "user", "content": "question"}]
     before, whole = render(tokenizer, chat), render(tokenizer, [*chat, {"role": "assistant", "content": prefill}])
     if not whole.startswith(before):
-        raise ServingError(
+        raise ExportError(
             "This chat template begins a prefilled answer differently from a new one, so the prefill cannot travel in it: "
             "train without a prefill, or serve the model with the prefill in every request."
         )
@@ -157,8 +151,8 @@ def _put_into_first(head: str) -> str:
 
 
 def _literal(value: Any) -> str:
-    """A value as a Jinja literal. JSON serves, except for lone surrogates, which no file can hold: they are escaped."""
-    return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=False))
+    """A value as a Jinja literal."""
+    return json.dumps(value, ensure_ascii=False)  # Jinja would make two characters of an escaped emoji
 
 
 def response_template(tokenizer: Any, served: ServedPrompt) -> dict[str, Any]:
@@ -189,12 +183,12 @@ def generation_config(model: Any, tokenizer: Any, served: ServedPrompt) -> dict[
     request with temperature 0 is answered greedily.
     """
     ends = sorted(end_tokens(model, tokenizer))
-    sampling = {"do_sample": True, "temperature": float(served.temperature), "top_p": 1.0, "top_k": 0}
-    config = {
-        **(sampling if served.temperature else {"do_sample": False}),
+    stops = {"stop_strings": list(served.stop)} if served.stop else {}
+    return {
+        **{"do_sample": True, "temperature": float(served.temperature), "top_p": 1.0, "top_k": 0},
         "repetition_penalty": 1.0,
         "max_new_tokens": served.max_new_tokens,
         "eos_token_id": ends if len(ends) > 1 else next(iter(ends), None),
         "pad_token_id": tokenizer.pad_token_id,
+        **stops,
     }
-    return {**config, **({"stop_strings": list(served.stop)} if served.stop else {})}

@@ -74,7 +74,7 @@ def run_payload(
     """
     with Completions(record, decides=decides) as table:
         chosen, counts, rules = table.select(limit, characters), table.suspect_counts(), table.rules()
-    format = format or asked_format(chosen.prompts["text"])
+    format = format or asked_format(chosen.prompts["text"].tolist())
     rows = chosen.rows.rename(columns={"grp": "group"}).assign(text=chosen.texts)
     rows["answer"] = spans_of(rows, format)
     chosen.add("right_without_answer", right_without_answer(chosen, rows["answer"].notna()))

@@ -369,17 +369,21 @@ def score_names(record: RunRecord, files: Sequence[ParquetFile]) -> list[str]:
 
 def declared_range(record: RunRecord, name: str) -> tuple[float, float]:
     """A reward's range from its edit, from `run.json`, else from rewards.py; NaN where none has a finite one."""
-    own = split_version(name)[0]
     edits = [event for event in record.events if event.get("kind") == "reward_changed" and event.get("name") == name]
-    recorded = [entry for entry in record.recorded_rewards() if entry["name"] in (name, own)]
-    function = rewards.REGISTRY.get(own) or rewards.REGISTRY.get(own.split("[")[0])
-    ranges = [entry.get("range") or () for entry in (*edits, *recorded)]
-    for low, high, *_ in [(*range_, None, None) for range_ in ranges] + [(function.low, function.high)] * bool(
-        function
-    ):
+    recorded = [entry for entry in record.recorded_rewards() if entry["name"] in (name, split_version(name)[0])]
+    for entry in (*edits, *recorded):
+        low, high = (*(entry.get("range") or ()), math.nan, math.nan)[:2]
         if all(isinstance(end, (int, float)) and math.isfinite(end) for end in (low, high)):
             return float(low), float(high)
-    return math.nan, math.nan
+    return function_range(name)
+
+
+def function_range(name: str) -> tuple[float, float]:
+    """The range that a reward of rewards.py declares; NaN for other rewards and for one without a finite range."""
+    own = split_version(name)[0]
+    function = rewards.REGISTRY.get(own) or rewards.REGISTRY.get(own.split("[")[0])
+    ends = (function.low, function.high) if function else (math.nan, math.nan)
+    return ends if all(map(math.isfinite, ends)) else (math.nan, math.nan)
 
 
 def widened_range(declared: tuple[float, float], lowest: float | None, highest: float | None) -> tuple[float, float]:

@@ -118,17 +118,18 @@ class Convergence(NamedTuple):
 
 def convergence(log: pd.DataFrame, *, window: int = TREND_STEPS) -> Convergence:
     """The slope of the total reward over the last `window` steps (least squares), since the last edit of a reward."""
-    run = read_log(log, (), None).since_change("reward")
+    whole = read_log(log, (), None)
+    run = whole.since_change("reward")
     values = run.series.get("reward", np.full(len(run), np.nan))
     known = np.isfinite(values)
     steps, values = run.steps[known][-window:], values[known][-window:]
-    note = f" {TREND_NOTE}" if len(run) < 50 else ""
+    note = f" {TREND_NOTE}" if len(whole) < 50 else ""
     if len(values) < WINDOW:
         return Convergence("too early", None, None, len(values), f"{len(values)} steps are too few for a trend.{note}")
-    from scipy.stats import linregress
-
-    fit = linregress(steps, values)
-    slope, error = float(fit.slope), float(fit.stderr)
+    x = steps - steps.mean()
+    slope = float(x @ values / (x @ x))
+    left = values - values.mean() - slope * x
+    error = float(np.sqrt(left @ left / (len(values) - 2) / (x @ x)))
     trend = "flat" if abs(slope) <= max(MOVED * error, SAME) else "rising" if slope > 0 else "falling"
     how = {"rising": "rises by", "falling": "falls by", "flat": "shows no clear trend:"}[trend]
     size = f"{abs(slope):.2g}" if trend != "flat" else f"{slope:+.2g}"

@@ -197,7 +197,7 @@ SPREAD_WARN = 0.80  # four of five groups teach nothing: a step costs five times
 def groups_without_spread(run: RunLog) -> Reading:
     """The advantage is the reward minus its group's mean: no spread, no gradient."""
     share, right = moving.mean(run["frac_reward_zero_std"]), run.correct_level[-1]
-    hint = ", and hardly any is right: too hard" if right < 1 - SOLVED else ", and most are right" * (right > HIGH)
+    hint = ", and hardly any is right: too hard" if right < 1 - SOLVED else ", and most are right" * bool(right > HIGH)
     problem = f"in {percent(share)} of the groups of the last {WINDOW} steps all completions have one total reward"
     return lack_of_spread(run, share, share >= SPREAD_WARN - SAME, share >= 1 - SAME, problem + unknown(run) + hint)
 

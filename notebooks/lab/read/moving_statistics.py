@@ -3,41 +3,46 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
 WINDOW = 10  # steps; the mean of ten has a third of one step's noise, and ten steps are minutes, not a night
 SAME = 1e-9  # differences below it are rounding
 
 
+def windows(values: np.ndarray, width: int) -> np.ndarray:
+    """Shape (rows, width): the last `width` values at each row, NaN before the first."""
+    padded = np.concatenate([np.full(width - 1, np.nan), values])
+    return np.lib.stride_tricks.sliding_window_view(padded, width)
+
+
 def mean(values: np.ndarray, width: int = WINDOW) -> np.ndarray:
     """NaN before the first whole window, and where less than half of the window is known."""
-    return whole_windows(pd.Series(values).rolling(width, min_periods=-(-width // 2)).mean(), width)
+    table = windows(values, width)
+    known = (~np.isnan(table)).sum(axis=1)
+    found = np.nansum(table, axis=1) / np.maximum(known, 1)
+    return np.where((known < width / 2) | (np.arange(len(values)) < width - 1), np.nan, found)
 
 
 def median(values: np.ndarray, width: int = WINDOW) -> np.ndarray:
     """As `mean`, but a single wild step does not move it."""
-    return whole_windows(pd.Series(values).rolling(width, min_periods=-(-width // 2)).median(), width)
-
-
-def whole_windows(values: pd.Series, width: int) -> np.ndarray:
-    found = values.to_numpy(copy=True)
-    found[: width - 1] = np.nan
-    return found
+    table = np.sort(windows(values, width), axis=1)  # NaN is sorted to the end
+    known, rows = (~np.isnan(table)).sum(axis=1), np.arange(len(values))
+    found = (table[rows, np.maximum(known - 1, 0) // 2] + table[rows, np.minimum(known // 2, width - 1)]) / 2
+    return np.where((known < width / 2) | (rows < width - 1), np.nan, found)
 
 
 def total(values: np.ndarray, width: int) -> np.ndarray:
     """Before the first whole window the sum of what is there."""
-    return pd.Series(values, dtype=float).rolling(width, min_periods=1).sum().to_numpy()
+    return np.nansum(windows(values, width), axis=1)
 
 
 def minimum(values: np.ndarray, width: int) -> np.ndarray:
     """NaN where a value of the window is not known."""
-    return pd.Series(values).rolling(width).min().to_numpy()
+    return windows(values, width).min(axis=1)
 
 
 def delayed(values: np.ndarray, rows: int) -> np.ndarray:
     """The same values, `rows` rows later."""
-    return pd.Series(values).shift(rows).to_numpy()
+    return np.concatenate([np.full(rows, np.nan), values])[: len(values)]
 
 
 def first_mean(values: np.ndarray) -> float:

@@ -103,7 +103,9 @@ def read_log(log: pd.DataFrame, correctness: Sequence[str], format_names: Sequen
         del not_finite["kl"]  # a column of nothing: no KL was asked for
     rewards, edited = join_versions({name: series[column] for name, column in means.items()})
     deciding = matching_rewards(rewards, correctness)
-    correct = pd.DataFrame({name: rewards[name] for name in deciding}).mean(axis=1).to_numpy() if deciding else None
+    correct = rewards[deciding[0]] if deciding else None
+    if len(deciding) > 1:
+        correct = pd.DataFrame({name: rewards[name] for name in deciding}).mean(axis=1).to_numpy()
     others = [name for name in rewards if name not in deciding]
     others = others if format_names is None else matching_rewards(rewards, format_names)
     steps = series.get("step", np.arange(1.0, is_step.sum() + 1))

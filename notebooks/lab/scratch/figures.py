@@ -17,31 +17,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lab.show.figure_style import (
-    COLOURS,
-    DASHES,
-    GREY,
-    SMALL,
-    add_legend,
-    cap_outliers,
-    caption,
-    curve,
-    finite,
-    fit_legends,
-    how_drawn,
-    lacks_data,
-    panel,
-    plain_numbers,
-    smooth,
-    styled,
-    thin,
-)
+from lab.show import figure_style as style
 
 WIDTH = 11  # inches, as wide as a notebook shows a figure
-BLUE, RED, GREEN = COLOURS[:3]
+BLUE, RED = style.BLUE, style.VERMILION
 
 
-def signal_figure(chances: dict[int, np.ndarray], rates: np.ndarray, shares: np.ndarray) -> Figure:
+Curves = dict[int, np.ndarray]
+
+
+def signal_figure(chances: Curves, rates: np.ndarray, shares: np.ndarray) -> Figure:
     """The chance that a group has right and wrong completions, by the prompt's pass rate, over where the prompts lie.
 
     Args:
@@ -49,11 +34,11 @@ def signal_figure(chances: dict[int, np.ndarray], rates: np.ndarray, shares: np.
         rates: pass rates, 0..1, rising, shape (rates,).
         shares: measured pass rate of each prompt, 0..1, shape (prompts,).
     """
-    with styled():
+    with style.styled():
         layout = {"sharex": True, "height_ratios": (2, 1), "layout": "constrained"}
         figure, (upper, lower) = plt.subplots(2, 1, figsize=(WIDTH, 5.4), **layout)
         for nth, (size, chance) in enumerate(chances.items()):
-            upper.plot(rates, 100 * np.asarray(chance), DASHES[nth % len(DASHES)], linewidth=2)
+            upper.plot(rates, 100 * chance, style.DASHES[nth % len(style.DASHES)], linewidth=2)
             at = np.searchsorted(rates, 1 / size)  # there the lines lie apart
             box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
             text = str(size) if nth else f"groups of {size}"
@@ -84,7 +69,7 @@ def draw_prompts(axes: Axes, shares: np.ndarray) -> None:
 
 SURPRISING = 0.01  # at this probability and below, a token has the full colour
 UNDERLINED = 0.1  # below this one it is underlined too: not by colour alone
-STRONG = (0xE6, 0x9F, 0x00)  # COLOURS[4]; dark text on it is read well
+STRONG = (0xE6, 0x9F, 0x00)  # style.ORANGE; dark text on it is read well
 SIGNS = {" ": "·", "\n": "↵", "\t": "⇥"}
 STRIP = """<style>
 .token-strip { background: #fff; color: #111; padding: 6px 10px; text-align: left }
@@ -151,35 +136,35 @@ def pull_figure(pulls: dict[str, np.ndarray], tokens: Sequence[int], names: Sequ
         tokens: the length of each completion.
         names: what each completion is called.
     """
-    with styled():
+    with style.styled():
         layout = {"sharey": True, "squeeze": False, "layout": "constrained"}
         figure, panels = plt.subplots(1, len(pulls), figsize=(WIDTH, 3.6), **layout)
         labels = [f"{name}\n{count} tokens" for name, count in zip(names, tokens, strict=True)]
         for axes, (name, pull) in zip(panels[0], pulls.items()):
             bars = axes.bar(range(len(labels)), pull, 0.7, color=[RED if one < 0 else BLUE for one in pull])
             numbers = [f"{one:+#.2g}".replace("-", "−") for one in pull]
-            axes.bar_label(bars, numbers, padding=2, fontsize=SMALL)
+            axes.bar_label(bars, numbers, padding=2, fontsize=style.SMALL)
             axes.axhline(0, color="black", linewidth=1)
-            axes.set_xticks(range(len(labels)), labels, fontsize=SMALL)
+            axes.set_xticks(range(len(labels)), labels, fontsize=style.SMALL)
             axes.set(title=name, xlim=(-0.6, len(labels) - 0.4))
-            axes.tick_params(axis="y", labelsize=SMALL)
+            axes.tick_params(axis="y", labelsize=style.SMALL)
             axes.grid(False, axis="x")
         first = panels[0, 0]
         first.margins(y=0.15)
         first.set_ylabel("pull on one token:\n−∂loss / ∂ its log-probability", fontsize=9)
-        plain_numbers(first)
+        style.plain_numbers(first)
         title = "How hard each loss type pulls on one token of a completion (up: it is made likelier)"
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     return figure
 
 
-def clip_figure(
-    ratios: np.ndarray,
-    objectives: dict[int, np.ndarray],
-    slopes: dict[int, np.ndarray],
-    epsilon: float,
-    epsilon_high: float,
-) -> Figure:
+CLIP_WORDS = {
+    1: ("likelier", "likely enough, no more push up"),
+    -1: ("less likely", "unlikely enough, no more push down"),
+}
+
+
+def clip_figure(ratios: np.ndarray, objectives: Curves, slopes: Curves, epsilon: float, epsilon_high: float) -> Figure:
     """The clipped objective of one token over its ratio, for a good and a bad completion, and where it has no gradient.
 
     Args:
@@ -189,43 +174,32 @@ def clip_figure(
         epsilon: how far below 1 the ratio counts.
         epsilon_high: how far above 1.
     """
-    words = {
-        1: ("become likelier", "likely enough, no more push up"),
-        -1: ("become less likely", "unlikely enough, no more push down"),
-    }
-    with styled():
-        layout = {"squeeze": False, "layout": "constrained"}
-        figure, panels = plt.subplots(1, len(objectives), figsize=(WIDTH, 4.2), **layout)
-        for axes, (advantage, objective) in zip(panels[0], objectives.items()):
-            wish, enough = words[advantage]
+    edges = ((1 - epsilon, "1 − epsilon", "right"), (1 + epsilon_high, "1 + epsilon_high", "left"))
+    with style.styled():
+        figure, panels = plt.subplots(1, 2, figsize=(WIDTH, 4.2), layout="constrained")
+        for axes, advantage in zip(panels, objectives):
+            wish, enough = CLIP_WORDS[advantage]
             colour = BLUE if advantage > 0 else RED
-            axes.plot(ratios, objective, color=colour, linewidth=2.5, label="objective, clipped")
+            axes.plot(ratios, objectives[advantage], color=colour, linewidth=2.5, label="objective, clipped")
             axes.plot(ratios, ratios * advantage, "--", color="black", linewidth=1, zorder=1.5, label="not clipped")
             axes.plot(1, advantage, "o", color="black", markersize=7, label="ratio 1: here every first update stands")
+            over_panel = {"transform": axes.get_xaxis_transform()}
             grey = {"color": "black", "alpha": 0.1, "linewidth": 0, "label": f"no gradient: {enough}"}
-            whole = {"transform": axes.get_xaxis_transform(), "where": np.asarray(slopes[advantage]) == 0}
-            axes.fill_between(ratios, 0, 1, **whole, **grey)
-            axes.set_xlim(ratios[0], ratios[-1])
-            for at, name, side in (
-                (1 - epsilon, "1 − epsilon", "right"),
-                (1 + epsilon_high, "1 + epsilon_high", "left"),
-            ):
+            axes.fill_between(ratios, 0, 1, where=slopes[advantage] == 0, **over_panel, **grey)
+            for at, name, side in edges:
                 if ratios[0] <= at <= ratios[-1]:
-                    axes.axvline(at, color=GREY, linewidth=1, linestyle=":", zorder=0.5)
-                    place = {"transform": axes.get_xaxis_transform(), "ha": side, "va": "bottom"}
-                    axes.text(at, 1.01, f"{name} = {at:.3g}", fontsize=SMALL, color=GREY, **place)
-            sign = "+1" if advantage > 0 else "−1"
-            axes.set_title(f"Advantage {sign}: the token is to {wish}", pad=20)  # above the names of the edges
-            axes.set(xlabel="ratio: the token's probability now / when it was sampled")
-            axes.legend(
-                loc="upper left" if advantage > 0 else "upper right", fontsize=SMALL, frameon=True, edgecolor="none"
-            )
-        panels[0, 0].set_ylabel("objective (the negative loss) of one token")
+                    axes.axvline(at, color=style.GREY, linewidth=1, linestyle=":", zorder=0.5)
+                    look = {"ha": side, "va": "bottom", "fontsize": style.SMALL, "color": style.GREY}
+                    axes.text(at, 1.01, f"{name} = {at:.3g}", **over_panel, **look)
+            axes.set_title(f"Advantage {advantage:+d}: the token is to become {wish}".replace("-", "−"), pad=20)
+            axes.set(xlabel="ratio: the token's probability now / when it was sampled", xlim=ratios[[0, -1]])
+            axes.legend(loc="upper left" if advantage > 0 else "upper right", fontsize=style.SMALL, frameon=True)
+        panels[0].set_ylabel("objective (the negative loss) of one token")
     return figure
 
 
 FORMULAS = {"k1": "k1 = −x", "k2": "k2 = x²/2", "k3": "k3 = eˣ − x − 1"}
-LOOKS = {"k1": (RED, "--", "s"), "k2": (GREEN, "-.", "^"), "k3": (BLUE, "-", "o")}  # colour, dash, marker
+LOOKS = {"k1": (RED, "--", "s"), "k2": (style.GREEN, "-.", "^"), "k3": (BLUE, "-", "o")}  # colour, dash, marker
 
 
 def kl_figure(
@@ -239,7 +213,7 @@ def kl_figure(
         spread: the same -> (mean, standard deviation) over samples of the policy, nats.
         exact: the KL itself, nats.
     """
-    with styled():
+    with style.styled():
         layout = {"width_ratios": (1.35, 1), "layout": "constrained"}
         figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 4.2), **layout)
         for name, values in estimators.items():
@@ -248,7 +222,7 @@ def kl_figure(
         left.set(title="One token: what each estimator says", xlim=log_ratios[[0, -1]], ylim=(-3.3, 6.3))
         left.set(xlabel="x = log-ratio of the token, reference − policy, nats", ylabel="estimate of the KL, nats")
         left.axhspan(-3.3, 0, color="black", alpha=0.08, linewidth=0)
-        left.text(0.03, 0.05, "negative: impossible for a KL", transform=left.transAxes, fontsize=9, color=GREY)
+        left.text(0.03, 0.05, "negative: impossible for a KL", transform=left.transAxes, fontsize=9, color=style.GREY)
         left.legend(loc="upper center")
         for place, (name, (mean, deviation)) in enumerate(spread.items()):
             colour, _, marker = LOOKS[name]
@@ -261,8 +235,18 @@ def kl_figure(
         right.grid(False, axis="x")
         for axes in (left, right):
             axes.axhline(0, color="black", linewidth=1)
-            plain_numbers(axes)
+            style.plain_numbers(axes)
     return figure
+
+
+PANELS = {  # column -> title, unit, colour, the least that the axis shows
+    "reward": ("Reward", "mean of completions", style.BLACK, (-0.05, 2.05)),  # of the 2 points that can be had
+    "correct": ("Share of completions", "percent of completions", BLUE, (-3, 103)),
+    "loss": ("Loss and its two parts", "loss", style.BLACK, (0, 0)),
+    "no_spread": ("Groups without spread", "percent of groups", RED, (-3, 103)),
+    "tokens": ("Completion length", "tokens, mean", style.GREEN, (0, 0)),
+    "grad_norm": ("Gradient", "norm", style.PINK, (0, 0)),
+}
 
 
 def training_figure(log: pd.DataFrame, title: str = "") -> Figure:
@@ -274,69 +258,35 @@ def training_figure(log: pd.DataFrame, title: str = "") -> Figure:
             says so.
     """
     log = log.assign(**{name: 100 * log[name] for name in ("correct", "format", "no_spread")})
-    with styled():
-        figure, axes = plt.subplots(2, 3, figsize=(WIDTH, 5.6), layout="constrained")
-        for place, (column, name, unit, draw) in zip(axes.flat, PANELS):
-            panel(place, name, unit, log.index[0], log.index[-1])
-            if not lacks_data(place, log, column):
-                draw(place, log)
+    with style.styled():
+        figure, panels = plt.subplots(2, 3, figsize=(WIDTH, 5.6), layout="constrained")
+        for axes, (column, (name, unit, colour, (low, high))) in zip(panels.flat, PANELS.items()):
+            style.panel(axes, name, unit, log.index[0], log.index[-1])
+            if style.lacks_data(axes, log, column):
+                continue
+            note = ""
+            if column == "loss":
+                note = draw_loss(axes, log)
+            elif column == "correct":
+                style.curve(axes, log["correct"], "correct", color=colour)
+                style.curve(axes, log["format"], "in format", color=RED, linestyle="--")
+            else:
+                line = style.curve(axes, log[column], how="median" if column == "grad_norm" else "mean", color=colour)
+                note = style.cap_outliers(axes, log[column], line, colour)
+            bottom, top = axes.get_ylim()
+            axes.set_ylim(min(bottom, low), max(top, high))
+            style.add_legend(axes, note)
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
-        caption(figure, [how_drawn(log, "mean (loss, gradient: median)")])
-        return fit_legends(figure)
+        style.caption(figure, [style.how_drawn(log, "mean (loss, gradient: median)")])
+        return style.fit_legends(figure)
 
 
-def draw_reward(axes: Axes, log: pd.DataFrame) -> None:
-    curve(axes, log["reward"], color=COLOURS[6])
-    bottom, top = axes.get_ylim()
-    axes.set_ylim(min(-0.05, bottom), max(2.05, top))  # of the 2 points that can be had
-
-
-def draw_right(axes: Axes, log: pd.DataFrame) -> None:
-    curve(axes, log["correct"], "correct", color=BLUE)
-    curve(axes, log["format"], "in format", color=RED, linestyle="--")
-    percent_scale(axes)
-    add_legend(axes)
-
-
-def percent_scale(axes: Axes) -> None:
-    axes.set_ylim(-3, 103)
-    axes.set_yticks(range(0, 101, 25))
-
-
-def draw_loss(axes: Axes, log: pd.DataFrame) -> None:
+def draw_loss(axes: Axes, log: pd.DataFrame) -> str:
     """The points of the loss, the smoothed lines of its two parts, and 0, around which the policy term lies."""
-    lines = [smooth(finite(log[part]), "median") for part in ("policy_loss", "kl_loss")]
+    lines = [style.smooth(style.finite(log[part]), "median") for part in ("policy_loss", "kl_loss")]
     for line, name, colour, dash in zip(lines, ("policy term", "beta · KL"), (BLUE, RED), ("-", "--")):
-        axes.plot(thin(line), dash, color=colour, linewidth=2, label=name, marker="o" if len(line) == 1 else "")
-    points = {"color": COLOURS[6], "alpha": 0.5, "markersize": 8 if len(log) <= 60 else 5, "markeredgewidth": 0}
-    axes.plot(thin(log["loss"]), ".", label="loss, their sum", **points)
+        axes.plot(style.thin(line), dash, color=colour, linewidth=2, label=name, marker="o" if len(line) == 1 else "")
+    look = {"color": style.BLACK, "alpha": 0.5, "markersize": 8 if len(log) <= 60 else 5, "markeredgewidth": 0}
+    axes.plot(style.thin(log["loss"]), ".", label="loss, their sum", **look)
     axes.axhline(0, color="black", linewidth=1.5, zorder=1)
-    add_legend(
-        axes, cap_outliers(axes, log["loss"], pd.concat([*lines, pd.Series([0.0])]), COLOURS[6], from_zero=False)
-    )
-
-
-def draw_no_spread(axes: Axes, log: pd.DataFrame) -> None:
-    curve(axes, log["no_spread"], color=COLOURS[1])
-    percent_scale(axes)
-
-
-def draw_tokens(axes: Axes, log: pd.DataFrame) -> None:
-    line = curve(axes, log["tokens"], color=COLOURS[2])
-    axes.set_ylim(0, 1.2 * line.max() or 1)
-
-
-def draw_gradient(axes: Axes, log: pd.DataFrame) -> None:
-    line = curve(axes, log["grad_norm"], how="median", color=COLOURS[3])
-    add_legend(axes, cap_outliers(axes, log["grad_norm"], line, COLOURS[3]))
-    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
-
-
-PANELS = (  # the column that must be there, title, unit, what draws it
-    ("reward", "Reward", "mean of completions", draw_reward),
-    ("correct", "Share of completions", "percent of completions", draw_right),
-    ("loss", "Loss and its two parts", "loss", draw_loss),
-    ("no_spread", "Groups without spread", "percent of groups", draw_no_spread),
-    ("tokens", "Completion length", "tokens, mean", draw_tokens),
-    ("grad_norm", "Gradient", "norm", draw_gradient),
-)
+    return style.cap_outliers(axes, log["loss"], pd.concat(lines), style.BLACK, from_zero=False)

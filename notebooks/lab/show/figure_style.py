@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from lab.files import whole_file
 
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, BLACK = COLOURS
 GREY = "#595959"
 DASHES = ("-", "--", ":", "-.")
 POINTS = 500  # of a curve; more would only blacken the panel and swell the SVG
@@ -87,14 +88,8 @@ def finite(values: pd.Series) -> pd.Series:
 
 
 def thin(values: pd.Series) -> pd.Series:
+    """At most `POINTS` of the values."""
     return values.iloc[:: max(1, -(-len(values) // POINTS))]
-
-
-def extremes(low: pd.Series, high: pd.Series) -> tuple[pd.Series, pd.Series]:
-    """Thinned like `thin`, but each stretch of steps keeps its lowest and its highest value."""
-    stretch = np.arange(len(low)) // max(1, -(-len(low) // POINTS))
-    places = low.index[np.unique(stretch, return_index=True)[1]]
-    return low.groupby(stretch).min().set_axis(places), high.groupby(stretch).max().set_axis(places)
 
 
 def panel(axes: Axes, title: str, unit: str, first: float, last: float) -> None:
@@ -130,7 +125,7 @@ def curve(
     """Draws the raw points and the smoothed line, and returns the line. `values` is indexed by step."""
     values = finite(values)
     line = smooth(values, how, cuts)
-    look = {"color": COLOURS[0], "linewidth": 2, "marker": "o" if len(values) == 1 else "", **look}
+    look = {"color": BLUE, "linewidth": 2, "marker": "o" if len(values) == 1 else "", **look}
     axes.plot(thin(line), label=label, **look)
     axes.plot(thin(values), ".", color=look["color"], alpha=0.4, markersize=4.5, markeredgewidth=0, zorder=1)
     return line
@@ -160,8 +155,8 @@ def cap_outliers(axes: Axes, values: pd.Series, line: pd.Series, colour: str, fr
 def percent_axis(axes: Axes, label: str) -> Axes:
     """A second axis on the right, in percent, to which dashed vermilion lines belong."""
     right = axes.twinx()
-    right.set_ylabel(label, color=COLOURS[1], fontsize=9)
-    right.tick_params(labelsize=SMALL, colors=COLOURS[1])
+    right.set_ylabel(label, color=VERMILION, fontsize=9)
+    right.tick_params(labelsize=SMALL, colors=VERMILION)
     right.set_ylim(0, 103)
     right.set_yticks(range(0, 101, 25))
     right.grid(False)

@@ -23,12 +23,12 @@ from lab.train.stateful_callback import StatefulCallback
 
 DRAWING_SHARE = 0.02  # of the time: drawing waits until it costs less than that
 EVERY = 30  # seconds between two lines in a log file
-LINE = (
-    ("reward", "reward", 2),
-    ("tokens", "completions/mean_length", 0),
-    ("KL", "kl", 3),
-    ("temperature", "temperature", 2),
-)
+LINE = {  # how the line shows a metric
+    "reward": "reward {:.2f}",
+    "completions/mean_length": "tokens {:.0f}",
+    "kl": "KL {:.3f}",
+    "temperature": "temperature {:.2f}",
+}
 
 
 class LiveView(StatefulCallback):
@@ -55,7 +55,7 @@ class LiveView(StatefulCallback):
             self._show_line("the first step is on its way")
 
     def on_log(self, args, state, control, logs=None, **kwargs) -> None:
-        if not self.run.main:
+        if not self.run.is_main_process:
             return
         self.rows.append({"step": state.global_step, **(logs or {})})
         if "reward" not in (logs or {}) or self.quiet:
@@ -67,7 +67,7 @@ class LiveView(StatefulCallback):
             self._draw()
 
     def on_train_end(self, args, state, control, **kwargs) -> None:
-        if self.run.main and self.notebook:
+        if self.run.is_main_process and self.notebook:
             if self.show_every:
                 self._show_samples(state.global_step)
             self._draw()
@@ -76,8 +76,7 @@ class LiveView(StatefulCallback):
         """Where the run is, how long it will take, and the numbers that matter most."""
         each = (time.monotonic() - self.began) / max(1, step - self.first)
         parts = [f"step {step} of {self.last}", f"{each:.1f} s a step", f"{clock(each * (self.last - step))} left"]
-        known = [(label, logs.get(name), digits) for label, name, digits in LINE]
-        parts += [f"{label} {float(value):.{digits}f}" for label, value, digits in known if value is not None]
+        parts += [text.format(float(logs[name])) for name, text in LINE.items() if logs.get(name) is not None]
         warnings = len(self.monitor.problems()) if self.monitor else 0
         return " · ".join([*parts, *([f"{warnings} warning{'s' * (warnings > 1)}"] if warnings else [])])
 
@@ -117,14 +116,13 @@ class LiveView(StatefulCallback):
         table = self.run.completions()
         if not len(table):
             return
-        table = table[table["group"] == table.groupby("group")["advantage"].agg(np.ptp).idxmax()]
-        order = table.sort_values("advantage", ascending=False)
-        picked = {"best": order.iloc[0], "worst": order.iloc[-1]}
+        group = table[table["group"] == table.groupby("group")["advantage"].agg(np.ptp).idxmax()]
+        picked = group.sort_values("advantage", ascending=False).iloc[[0, -1]].assign(sample=["best", "worst"])
         if self.notebook:
-            self.samples = samples_html(step, table["prompt"].iloc[0], picked, self.trainer.reward_func_names)
+            self.samples = samples_html(step, picked, self.trainer.reward_func_names)
             return
-        for name, row in picked.items():
-            head = f"--- step {step}, {name} of a group (advantage {row['advantage']:+.2f})"
+        for row in picked.to_dict("records"):
+            head = f"--- step {step}, {row['sample']} of a group (advantage {row['advantage']:+.2f})"
             print(f"\n{head}\n{row['completion']}", flush=True)
 
 
@@ -169,14 +167,8 @@ def findings_html(findings: Sequence[health.Finding]) -> str:
     return readable(health.findings_table(findings)).to_html()
 
 
-def samples_html(step: int, prompt: str, picked: dict[str, pd.Series], rewards: Sequence[str]) -> str:
-    """Two completions beside each other, their text escaped: what a model writes may look like HTML."""
-    cells = ""
-    for name, row in picked.items():
-        scores = ", ".join(f"{reward} {row[reward]:.2f}" for reward in rewards if pd.notna(row[reward]))
-        cells += (
-            '<td style="text-align: left; vertical-align: top; width: 50%">'
-            f"<b>{name}</b>, advantage {row['advantage']:+.2f}<br><small>{html.escape(scores)}</small>"
-            f'<pre style="white-space: pre-wrap">{html.escape(row["completion"])}</pre></td>'
-        )
-    return f"<p>Step {step}: <i>{html.escape(prompt[-300:])}</i></p><table><tr>{cells}</tr></table>"
+def samples_html(step: int, samples: pd.DataFrame, rewards: Sequence[str]) -> str:
+    """A prompt's completions under each other, with their scores. What a model writes is escaped."""
+    prompt = html.escape(samples["prompt"].iloc[0][-300:])
+    table = readable(samples[["sample", "advantage", *rewards, "completion"]])
+    return f"<p>Step {step}: <i>{prompt}</i></p>{table.to_html()}"

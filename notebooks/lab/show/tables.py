@@ -1,15 +1,20 @@
-"""Tables for reading: everything shown as it is, tags and line breaks included."""
+"""Tables for reading, the same in every notebook."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
+from pandas.io.formats.style import Styler
 
 
-def readable(table: pd.DataFrame, index: bool = False) -> Any:
-    """The table for a notebook, left-aligned, with its text escaped: a Styler alone would let `<think>` vanish."""
-    styled = (table.reset_index() if index else table).style.format(precision=3, escape="html", na_rep="–").hide()
-    styled.format_index(escape="html", axis=1)
-    styled.set_table_styles([{"selector": "th, td", "props": "text-align: left; vertical-align: top"}])
-    return styled.set_properties(**{"white-space": "pre-wrap"})
+def readable(table: pd.DataFrame, index: bool = False) -> Styler:
+    """The table for a notebook: left-aligned, with line breaks, and with its text escaped.
+
+    A plain Styler passes HTML through, so that `<think>` would vanish.
+
+    Args:
+        index: show the index as the first column; otherwise it is left out.
+    """
+    shown = (table.reset_index() if index else table).style.format(precision=3, escape="html", na_rep="–").hide()
+    shown.format_index(escape="html", axis=1)
+    shown.set_table_styles([{"selector": "th, td", "props": "text-align: left; vertical-align: top"}])
+    return shown.set_properties(**{"white-space": "pre-wrap"})

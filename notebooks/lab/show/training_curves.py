@@ -16,42 +16,23 @@ from lab.files import Row
 from lab.read import health_rules, run_record
 from lab.read.reward_names import split_version
 from lab.read.run_record import RunRecord
+from lab.show import figure_style as style
 from lab.show.event_marks import differs, marked_panel, marks_in_words, regimes
-from lab.show.figure_style import (
-    COLOURS,
-    DASHES,
-    GREY,
-    add_legend,
-    cap_outliers,
-    caption,
-    curve,
-    extremes,
-    finite,
-    fit_legends,
-    how_drawn,
-    lacks_data,
-    percent_axis,
-    shorten,
-    smooth,
-    styled,
-    thin,
-    twins,
-)
 
 MARKERS = "os^vPX*p"  # one for each reward, so that lines can be told apart in grey print too
 DIAMONDS = 16  # held-out evaluations that are drawn: more would hide the lines
-FEW_CUT = 0.05  # share of completions cut at the limit, above which it gets an axis of its own
-TIMES = {"generating": COLOURS[0], "scoring": COLOURS[6], "learning": COLOURS[4]}
+FEW_CUT = 5  # percent of completions cut at the limit, above which they get an axis of their own
+TIMES = {"generating": style.BLUE, "scoring": style.BLACK, "learning": style.ORANGE}
 
 
 def live_figure(record: RunRecord) -> Figure:
     """What a person watches while training: total reward, each reward, and the scores of held-out answers."""
-    with styled():
+    with style.styled():
         figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
         draw_panel(axes[0], record, "total_reward")
         draw_panel(axes[1], record, "each_reward")
-        caption(figure, [marks_in_words(record)])
-        return fit_legends(figure)
+        style.caption(figure, [marks_in_words(record)])
+        return style.fit_legends(figure)
 
 
 def training_figure(record: RunRecord, title: str = "") -> Figure:
@@ -59,7 +40,7 @@ def training_figure(record: RunRecord, title: str = "") -> Figure:
     rows = len(PANELS) // 2
     first = 2.9 + 0.15 * max(0, len(record.reward_names()) - 3)  # a long legend needs room
     heights = [first, *[2.3] * (rows - 2), 1.5]
-    with styled():
+    with style.styled():
         size = (9, sum(heights) + 0.7)
         figure, axes = plt.subplots(rows, 2, figsize=size, height_ratios=heights, layout="constrained")
         for name, place in zip(PANELS, axes.flat, strict=True):
@@ -67,45 +48,40 @@ def training_figure(record: RunRecord, title: str = "") -> Figure:
         for place in axes[:-1].flat:
             place.set_xlabel("")
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
-        drawn = " ".join([how_drawn(record.log, "mean (KL, time: median)"), *(f"{note}." for note in record.notes)])
-        caption(figure, [marks_in_words(record), drawn])
-        return fit_legends(figure)
+        drawn = [style.how_drawn(record.log, "mean (KL, time: median)"), *(f"{note}." for note in record.notes)]
+        style.caption(figure, [marks_in_words(record), " ".join(drawn)])
+        return style.fit_legends(figure)
 
 
 def one_panel(name: str, record: RunRecord) -> Figure:
     """One of `PANELS` as a figure of its own."""
-    with styled():
+    with style.styled():
         figure, axes = plt.subplots(figsize=(6.5, 4), layout="constrained")
         draw_panel(axes, record, name)
         how = PANELS[name].smoothed
-        caption(figure, [marks_in_words(record), how_drawn(record.log, how) if how else ""])
-        return fit_legends(figure)
+        style.caption(figure, [marks_in_words(record), style.how_drawn(record.log, how) if how else ""])
+        return style.fit_legends(figure)
 
 
 def draw_panel(axes: Axes, record: RunRecord, name: str) -> None:
     """Draws one of `PANELS`, or says in it why there is nothing to draw."""
     title, unit, column, draw, _ = PANELS[name]
     marked_panel(axes, record, title, unit)
-    beta = record.about.get("requested", {}).get("beta")
-    why = "not measured, because beta is 0" if column == "kl" and not beta and column not in record.log else ""
-    if not (column and lacks_data(axes, record.log, column, why)):
+    unmeasured = column == "kl" and "kl" not in record.log and not record.about.get("requested", {}).get("beta")
+    why = "not measured, because beta is 0" if unmeasured else ""
+    if not (column and style.lacks_data(axes, record.log, column, why)):
         draw(axes, record)
 
 
 def draw_total(axes: Axes, record: RunRecord) -> None:
     """Total reward, with a band of one standard deviation over the step's completions, which is TRL's reward_std."""
     cuts = list(regimes(record))
-    line = curve(axes, record.log["reward"], color=COLOURS[6], cuts=cuts)
+    line = style.curve(axes, record.log["reward"], color=style.BLACK, cuts=cuts)
     if "reward_std" in record.log:
-        spread = smooth(finite(record.log["reward_std"]), cuts=cuts).reindex(line.index)
-        look = {
-            "color": COLOURS[6],
-            "alpha": 0.13,
-            "linewidth": 0,
-            "label": "± reward_std, over the step's completions",
-        }
-        axes.fill_between(thin(line).index, thin(line - spread), thin(line + spread), **look)
-    add_legend(axes, gaps(record.log["reward"]))
+        spread = style.smooth(style.finite(record.log["reward_std"]), cuts=cuts).reindex(line.index)
+        label = "± reward_std, over the step's completions"
+        axes.fill_between(line.index, line - spread, line + spread, color=style.BLACK, alpha=0.13, lw=0, label=label)
+    style.add_legend(axes, gaps(record.log["reward"]))
 
 
 def gaps(values: pd.Series) -> str:
@@ -116,23 +92,23 @@ def gaps(values: pd.Series) -> str:
 
 def draw_each(axes: Axes, record: RunRecord) -> None:
     """Each reward's mean score and its weight. An edited reward keeps its colour and gets another dash."""
-    means = {name: finite(record.log[f"rewards/{name}/mean"]) for name in record.reward_names()}
+    means = {name: style.finite(record.log[f"rewards/{name}/mean"]) for name in record.reward_names()}
     looks = reward_looks([name for name, values in means.items() if len(values)])
     if not looks:
-        lacks_data(axes, record.log, "rewards/…/mean", "no reward was ever scored" if means else "")
+        style.lacks_data(axes, record.log, "rewards/…/mean", "no reward was ever scored" if means else "")
         return
     weights = record.weights()
     for nth, (name, look) in enumerate(looks.items()):
-        apart = max(1, len(thin(means[name])) // 7)
+        apart = max(1, len(style.thin(means[name])) // 7)
         places = (nth * apart // 3 % apart, apart)  # lines on each other show both their markers
         marker = {"markevery": places, "markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.5}
-        label = f"{shorten(name, 36)} × {weight_text(weights[name])}"
-        curve(axes, means[name], label, **look, **marker, linewidth=1.8)
+        label = f"{style.shorten(name, 36)} × {weight_text(weights[name])}"
+        style.curve(axes, means[name], label, **look, **marker, linewidth=1.8)
     draw_held_out(axes, record, looks)
     bottom, top = axes.get_ylim()
     axes.set_ylim(min(-0.03, bottom), max(1.03, top))
     silent = [name for name in means if name not in looks]
-    add_legend(axes, f"never scored: {', '.join(silent)}" if silent else "")
+    style.add_legend(axes, f"never scored: {', '.join(silent)}" if silent else "")
 
 
 def reward_looks(names: Sequence[str]) -> dict[str, Row]:
@@ -140,8 +116,8 @@ def reward_looks(names: Sequence[str]) -> dict[str, Row]:
     bases, looks = list(dict.fromkeys(split_version(name)[0] for name in names)), {}
     for name in sorted(names, key=lambda name: (bases.index(split_version(name)[0]), split_version(name)[1])):
         place, version = bases.index(split_version(name)[0]), split_version(name)[1]
-        look = {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
-        looks[name] = {**look, "linestyle": DASHES[(version - 1) % len(DASHES)]}
+        look = {"color": style.COLOURS[place % len(style.COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
+        looks[name] = {**look, "linestyle": style.DASHES[(version - 1) % len(style.DASHES)]}
     return looks
 
 
@@ -177,99 +153,95 @@ def draw_signal(axes: Axes, record: RunRecord) -> None:
     TRL's reward_std is taken over the whole step. Prompts that score differently keep it up, even where nothing is
     left to learn within the groups.
     """
-    log = record.log
-    missing = [name for name in ("reward_std", "frac_reward_zero_std") if name not in log]
-    if len(missing) == 2:
-        lacks_data(axes, log, "", "neither reward_std nor frac_reward_zero_std was logged")
-        return
-    if "reward_std" in log:
-        curve(axes, log["reward_std"], "reward_std (left)", color=COLOURS[0])
+    style.curve(axes, record.log["reward_std"], "reward_std (left)")
     axes.set_ylim(bottom=0)
-    if "frac_reward_zero_std" in log:
-        look = {"color": COLOURS[1], "linestyle": "--", "label": "% of groups without spread (right)"}
-        curve(percent_axis(axes, "% of groups without spread"), 100 * log["frac_reward_zero_std"], **look)
-    add_legend(twins(axes)[-1], f"{missing[0]} was not logged" if missing else "")
+    if "frac_reward_zero_std" in record.log:
+        right = style.percent_axis(axes, "% of groups without spread")
+        shares, label = 100 * record.log["frac_reward_zero_std"], "% of groups without spread (right)"
+        style.curve(right, shares, label, color=style.VERMILION, linestyle="--")
+        style.add_legend(right)
+    else:
+        style.add_legend(axes, "frac_reward_zero_std was not logged")
 
 
 def draw_kl(axes: Axes, record: RunRecord) -> None:
-    line = curve(axes, record.log["kl"], how="median", color=COLOURS[3])
-    outliers = cap_outliers(axes, record.log["kl"], line, COLOURS[3])
+    line = style.curve(axes, record.log["kl"], how="median", color=style.PINK)
+    outliers = style.cap_outliers(axes, record.log["kl"], line, style.PINK)
     bottom, top = axes.get_ylim()
     limit, near = f"the health monitor warns from {health_rules.KL_WARN:g}", top > 0.4 * health_rules.KL_WARN
     if near:
-        axes.axhline(health_rules.KL_WARN, color=COLOURS[1], linestyle="--", linewidth=1, label=limit)
+        axes.axhline(health_rules.KL_WARN, color=style.VERMILION, linestyle="--", linewidth=1, label=limit)
     axes.set_ylim(min(0.0, bottom), max(top, 1.1 * health_rules.KL_WARN) if near else top)
-    add_legend(axes, "; ".join(filter(None, ("" if near else limit, outliers, gaps(record.log["kl"])))))
+    style.add_legend(axes, "; ".join(filter(None, ("" if near else limit, outliers, gaps(record.log["kl"])))))
 
 
 def draw_entropy(axes: Axes, record: RunRecord) -> None:
-    curve(axes, record.log["entropy"], color=COLOURS[4])
+    style.curve(axes, record.log["entropy"], color=style.ORANGE)
     axes.set_ylim(bottom=0)
-    add_legend(axes, gaps(record.log["entropy"]))
+    style.add_legend(axes, gaps(record.log["entropy"]))
 
 
 def draw_length(axes: Axes, record: RunRecord) -> None:
     """Mean length, a band from the shortest to the longest completion, and the share that was cut at the limit."""
-    log, colour = record.log, COLOURS[2]
-    curve(axes, log["completions/mean_length"], "mean", color=colour)
+    log, colour = record.log, style.GREEN
+    style.curve(axes, log["completions/mean_length"], "mean", color=colour)
     if {"completions/min_length", "completions/max_length"} <= {*log}:
-        low, high = extremes(log["completions/min_length"], log["completions/max_length"])
-        axes.fill_between(low.index, low, high, color=colour, alpha=0.15, linewidth=0, label="shortest–longest")
+        low, high = log["completions/min_length"], log["completions/max_length"]
+        axes.fill_between(log.index, low, high, color=colour, alpha=0.15, linewidth=0, label="shortest–longest")
     top, limit = axes.get_ylim()[1], record.about.get("requested", {}).get("max_completion_length")
     near = limit and top > 0.75 * limit
     if near:
-        axes.axhline(limit, color=GREY, linewidth=1, linestyle="-.", label=f"limit: {limit} tokens")
+        axes.axhline(limit, color=style.GREY, linewidth=1, linestyle="-.", label=f"limit: {limit} tokens")
     axes.set_ylim(0, max(top, 1.03 * limit) if near else top)
-    cut = 100 * log.get("completions/clipped_ratio", pd.Series(dtype=float))
-    if (cut > 100 * FEW_CUT).any():
-        curve(percent_axis(axes, "% cut at the limit"), cut, "% cut (right)", color=COLOURS[1], linestyle="--")
-        add_legend(twins(axes)[-1])
-    elif cut.notna().any():
-        most = f"cut at the limit: at most {cut.max():.2g} % of a step's completions"
-        add_legend(axes, most if cut.max() else "none was cut at the limit")
+    cut = 100 * log.get("completions/clipped_ratio", pd.Series(np.nan, log.index))
+    if cut.max() > FEW_CUT:
+        right = style.percent_axis(axes, "% cut at the limit")
+        style.curve(right, cut, "% cut (right)", color=style.VERMILION, linestyle="--")
+        style.add_legend(right)
     else:
-        add_legend(axes)
+        most = f"cut at the limit: at most {cut.max():.2g} % of a step's completions" if cut.notna().any() else ""
+        style.add_legend(axes, "none was cut at the limit" if cut.max() == 0 else most)
 
 
 def draw_step_time(axes: Axes, record: RunRecord) -> None:
     """Where a step's seconds go: generating, scoring, and the rest, which is learning."""
-    whole = finite(record.log["step_time"])
-    line = curve(axes, whole, "whole step", how="median", color=COLOURS[6], linewidth=1)
+    whole = style.finite(record.log["step_time"])
+    line = style.curve(axes, whole, "whole step", how="median", color=style.BLACK, linewidth=1)
     measured = [name for name in TIMES if f"time/{name}" in record.log]
-    parts = {name: smooth(record.log[f"time/{name}"].reindex(whole.index), "median") for name in measured}
+    parts = {name: style.smooth(record.log[f"time/{name}"].reindex(whole.index), "median") for name in measured}
     if parts:
         parts["learning"] = (line - sum(parts.values())).clip(lower=0)
         labels = [f"{name}, {values.median():.2g} s" for name, values in parts.items()]
-        look = {"colors": [TIMES[name] for name in parts], "alpha": 0.6, "linewidth": 0}
-        axes.stackplot(thin(line).index, [thin(values) for values in parts.values()], labels=labels, **look)
-    outliers = cap_outliers(axes, whole, line, COLOURS[6])
+        colours = [TIMES[name] for name in parts]
+        axes.stackplot(line.index, *parts.values(), labels=labels, colors=colours, alpha=0.6, linewidth=0)
+    outliers = style.cap_outliers(axes, whole, line, style.BLACK)
     axes.set_ylim(bottom=0)
     handles, _ = axes.get_legend_handles_labels()
     note = "; ".join(filter(None, ("" if parts else "its parts were not logged", outliers)))
-    add_legend(axes, note, [*reversed(handles[1:]), handles[0]])
+    style.add_legend(axes, note, [*reversed(handles[1:]), handles[0]])
 
 
 def draw_loss(axes: Axes, record: RunRecord) -> None:
     loss = record.log["loss"]
-    line = curve(axes, loss, color=COLOURS[5])
-    outliers = cap_outliers(axes, loss, line, COLOURS[5], from_zero=False)
-    axes.axhline(0, color=GREY, linewidth=0.8)
+    line = style.curve(axes, loss, color=style.SKY)
+    outliers = style.cap_outliers(axes, loss, line, style.SKY, from_zero=False)
+    axes.axhline(0, color=style.GREY, linewidth=0.8)
     # the loss is -mean(advantage · tokens) / mean(tokens), plus beta · KL; with grpo each completion counts the same
     why = "No measure of progress: a group's advantages sum to 0"
     if record.about.get("requested", {}).get("loss_type") != "grpo":
         why += "; below 0, the better completions are the longer ones"
     why += "; beta × KL is added." if "kl" in record.log else "."
-    add_legend(axes, "\n".join(filter(None, (why, "; ".join(filter(None, (outliers, gaps(loss))))))))
+    style.add_legend(axes, "\n".join(filter(None, (why, outliers, gaps(loss)))))
 
 
 def draw_setting(axes: Axes, record: RunRecord, column: str) -> None:
     """A setting over the steps. It has no noise, so it is not smoothed."""
-    values = finite(record.log[column])
+    values = style.finite(record.log[column])
     look = ".-" if len(values) < 2 else "-"
-    axes.plot(thin(values), look, drawstyle="steps-mid", color=COLOURS[6], linewidth=1.8)
+    axes.plot(style.thin(values), look, drawstyle="steps-mid", color=style.BLACK, linewidth=1.8)
     axes.set_ylim(bottom=0)
     if not differs(values.min(), values.max()):
-        add_legend(axes, f"constant, {values.iloc[0]:.3g}")
+        style.add_legend(axes, f"constant, {values.iloc[0]:.3g}")
 
 
 class Panel(NamedTuple):
@@ -280,18 +252,18 @@ class Panel(NamedTuple):
     smoothed: str = "mean"  # "median" where a single step may be wild; "" for a setting
 
 
-LEARNING_RATE, TEMPERATURE = (partial(draw_setting, column=column) for column in ("learning_rate", "temperature"))
+DRAW_RATE, DRAW_TEMPERATURE = (partial(draw_setting, column=column) for column in ("learning_rate", "temperature"))
 PANELS = {
     "total_reward": Panel("Total reward", "weighted sum", "reward", draw_total),
     "each_reward": Panel("Each reward", "mean score", "", draw_each),
-    "signal": Panel("Signal", "reward_std, whole step", "", draw_signal),
+    "signal": Panel("Signal", "reward_std, whole step", "reward_std", draw_signal),
     "kl": Panel("Distance from the base policy", "KL, nats a token", "kl", draw_kl, "median"),
     "length": Panel("Completion length", "tokens", "completions/mean_length", draw_length),
     "entropy": Panel("Entropy of the policy", "nats a token", "entropy", draw_entropy),
     "step_time": Panel("Time a step takes", "seconds", "step_time", draw_step_time, "median"),
     "loss": Panel("Loss", "loss", "loss", draw_loss),
-    "learning_rate": Panel("Learning rate", "learning rate", "learning_rate", LEARNING_RATE, ""),
-    "temperature": Panel("Sampling temperature", "temperature", "temperature", TEMPERATURE, ""),
+    "learning_rate": Panel("Learning rate", "learning rate", "learning_rate", DRAW_RATE, ""),
+    "temperature": Panel("Sampling temperature", "temperature", "temperature", DRAW_TEMPERATURE, ""),
 }
 
 
@@ -302,7 +274,7 @@ def halfway_steps(record: RunRecord) -> pd.DataFrame:
     """
     lines = {}
     for name, values in run_record.mean_scores(record).items():
-        line = smooth(finite(values)).dropna()
+        line = style.smooth(style.finite(values)).dropna()
         begin, end = (line.iloc[:5].mean(), line.iloc[-5:].mean()) if len(line) >= 15 else (np.nan, np.nan)
         passed = line.index[line - begin >= (end - begin) / 2] if end > begin else []
         lines[name] = {"begin": begin, "end": end, "halfway at step": int(passed[0]) if len(passed) else None}

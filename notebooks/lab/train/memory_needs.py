@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
 from lab.train.settings_check import RunSettings
 
-TARGET_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 FULL_ENOUGH = 0.90  # of the free memory; the rest goes to fragments and to what no formula counts
 
 
@@ -21,7 +21,6 @@ def memory_estimate(
     load_in_4bit: bool = True,
     lora_rank: int = 16,
     full_finetuning: bool = False,
-    target_modules: Sequence[str] = TARGET_MODULES,
 ) -> pd.DataFrame:
     """What a run on one card needs, by parts: columns `bytes`, `size`, `when`, `formula`.
 
@@ -41,7 +40,7 @@ def memory_estimate(
     with torch.device("meta"):  # shapes only: a fraction of a second, whatever the model's size
         model = AutoModelForCausalLM.from_config(text)
     base, size = base_bytes(model, load_in_4bit and not full_finetuning, held)
-    targets = [one for name, one in linear_layers(model).items() if name.rpartition(".")[2] in target_modules]
+    targets = [one for name, one in linear_layers(model).items() if name.rpartition(".")[2] in TARGETS]
     # rank × (inputs + outputs) of each target (Hu et al. 2021, "LoRA", section 4.1)
     adapter = 0 if full_finetuning else sum(lora_rank * (one.in_features + one.out_features) for one in targets)
     trained, each = (base, held) if full_finetuning else (adapter, 4)  # PEFT and Unsloth keep adapters in 32 bits

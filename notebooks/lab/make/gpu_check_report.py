@@ -1,0 +1,82 @@
+"""The record of `make gpu-check` as Markdown: what worked, what it cost, what Unsloth changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lab.files import Row
+
+PLANS = 6  # three presets for a card, each for the starter policy and a real model
+
+
+def report(record: Row) -> str:
+    """The record as a page to read."""
+    about = record["machine"]
+    where = about.get("gpu", "an unnamed card")
+    if record["rehearsal"]:
+        where = f"{about.get('cpu', 'this machine')}, no CUDA card: **a rehearsal, no figure of a GPU**"
+    versions = ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items())
+    parts = [(name, one["status"], f"{one['took']:.0f} s", one["why"]) for name, one in record["parts"].items()]
+    text = [f"# GPU check: {where}", "", f"{record['date']}, made by `make gpu-check`. {versions}", ""]
+    text += table(("part", "", "took", "why"), parts)
+    if record["runs"]:
+        text += ["", "## Training", "", *table(COLUMNS, map(training_row, record["runs"]))]
+    for name, one in record["parts"].items():
+        if lines := details(one.get("found") or {}):
+            text += ["", f"## {name[0].upper()}{name[1:]}", "", *lines]
+    return "\n".join(text) + "\n"
+
+
+def table(head: Sequence, rows: Sequence) -> list[str]:
+    cells = [head, ("---",) * len(head), *rows]
+    text = lambda cell: str(cell).replace("\n", " ").replace("|", "\\|")
+    return ["| " + " | ".join(map(text, row)) + " |" for row in cells]
+
+
+COLUMNS = ("", "seconds a step", "generated tokens a second", "trained tokens a second", "share of generating")
+COLUMNS += ("peak memory", "steps", "reward, first and last step")
+
+
+def training_row(run: Row) -> tuple:
+    """Times are figures only of the runs that are timed: the others are short, and save checkpoints."""
+    forms = {"seconds_a_step": ".2f", "generated_tokens_a_second": ",.0f", "trained_tokens_a_second": ",.0f"}
+    forms["generating_share"] = ".0%"
+    times = [format(run[name], form) if run["timed"] else "–" for name, form in forms.items()]
+    memory = f"{run['peak_bytes'] / 1e9:.2f} GB of {'tensors' if run['peak_of'] == 'card' else 'the process'}"
+    if run.get("peak_reserved_bytes"):
+        memory += f", {run['peak_reserved_bytes'] / 1e9:.2f} reserved"
+    steps = f"{run['steps']} ({run['steps_timed']} timed)" if run["timed"] else run["steps"]
+    return (run["name"], *times, memory, steps, " → ".join(f"{value:.3f}" for value in run["reward"]))
+
+
+def details(found: Row) -> list[str]:
+    """What a part found beyond figures of a training."""
+    text: list[str] = []
+    if "checks" in found:
+        text += table(
+            ("", "", "result"), [(name, one["state"], one["result"]) for name, one in found["checks"].items()]
+        )
+        text += ["", "Other versions than pinned: " + ("; ".join(found["pins"]) or "none") + "."]
+    if "defaults" in found:
+        names = ("setting", "requested", "effective", "TRL's default")
+        plans: dict[tuple, list[str]] = {}
+        for row in found["rows"]:
+            plans.setdefault(tuple(row[name] for name in names), []).append(row["in"])
+        changes = [(*key, "every plan" if len(where) == PLANS else ", ".join(where)) for key, where in plans.items()]
+        changed = sum(row["requested"] != "–" for row in found["rows"])
+        text += [
+            f"{PLANS} plans ask for {found['requested']} settings. Unsloth's `GRPOConfig` changed {changed} of them."
+        ]
+        text += ["These are set although nobody asked for them:", "", *table((*names, "in"), changes)]
+        text += ["", "Fields that get another value where they are left out:", ""]
+        text += table(("setting", "TRL", "Unsloth"), [tuple(row.values()) for row in found["defaults"]])
+    if "evidence" in found:
+        text += table(tuple(found["evidence"][0]), [tuple(row.values()) for row in found["evidence"]])
+        seconds = ", ".join(f"{name} {value:.0f}" for name, value in found["seconds"].items())
+        text += ["", f"n = {found['n']}. {found['said']} Seconds: {seconds}."]
+    if "merged_into" in found:
+        distances = ", ".join(f"{name} {value['kl']:.2g}" for name, value in found["distances"].items())
+        base = (found["from_base"] or {}).get("kl", float("nan"))
+        text += [f"Merged into the {found['merged_into']} and proved. Mean KL from the trained model, nats a token:"]
+        text += [f"{distances}; the untrained base {base:.2g}."]
+    return text
