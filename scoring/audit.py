@@ -10,7 +10,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -22,6 +22,7 @@ from scoring.probes import ANOTHER, FALSE, Trial, make_trials
 from scoring.right import deciding_rewards
 
 Row = dict[str, Any]
+Result = tuple[dict[str, Any], list[tuple]]  # a line of the summary, lines of the failures
 FAILURE_COLUMNS = ["reward", "what fails", "completion or what came", "score", "score of the right one"]
 SET = "weighted set"  # its name among the rewards of an audit
 
@@ -33,12 +34,10 @@ class Audit:
     Attributes:
         summary: one line a reward (and `weighted set`): verdict, checks held, cheats stopped, speed.
         failures: one line for everything that does not hold, with the completion and both scores.
-        scores: every probe with its score by every reward.
     """
 
     summary: pd.DataFrame
     failures: pd.DataFrame
-    scores: pd.DataFrame
 
     @property
     def passed(self) -> bool:
@@ -62,29 +61,15 @@ def audit(functions: Iterable[Callable], rows: Sequence[Row], weights: dict[str,
     results = [_try_reward(function, rows) for function in functions]
     if weights:
         results.append(_try_weighted_set(functions, rows, weights))
-    return Audit(
-        pd.DataFrame([result.summary for result in results]).set_index("reward"),
-        pd.DataFrame([line for result in results for line in result.failures], columns=FAILURE_COLUMNS),
-        pd.concat([result.scores for result in results], ignore_index=True),
-    )
+    summary = pd.DataFrame([line for line, _ in results]).set_index("reward")
+    return Audit(summary, pd.DataFrame([line for _, lines in results for line in lines], columns=FAILURE_COLUMNS))
 
 
-@dataclass
-class _Result:
-    """The part of an Audit that one reward, or the weighted set, makes."""
-
-    summary: dict[str, Any]
-    failures: list[tuple]
-    scores: pd.DataFrame = field(default_factory=pd.DataFrame)
+def _broken(name: str, error: Exception) -> Result:
+    return {"reward": name, "verdict": "broken"}, [(name, "can be called at all", str(error)[:300], None, None)]
 
 
-def _broken(name: str, error: Exception) -> _Result:
-    return _Result(
-        {"reward": name, "verdict": "broken"}, [(name, "can be called at all", str(error)[:300], None, None)]
-    )
-
-
-def _try_reward(function: RewardFunction, rows: Sequence[Row]) -> _Result:
+def _try_reward(function: RewardFunction, rows: Sequence[Row]) -> Result:
     name = function.__name__
     try:
         trials = make_trials(function, rows)
@@ -95,25 +80,24 @@ def _try_reward(function: RewardFunction, rows: Sequence[Row]) -> _Result:
     except (RewardError, ValueError, TypeError) as error:  # a missing column is a ValueError
         return _broken(name, error)
     failures = [(name, what, came, None, None) for what, came in checks if came]
-    table = _score_table(name, trials, scores)
-    judged = _beside_references(table)
-    claims = function.claims_correctness or (function.claims_by_guess and _follows_gold(judged))
+    table = _score_table(trials, scores)
+    claims = function.claims_correctness or (function.claims_by_guess and _follows_gold(table))
     if claims:
-        failures += _outranking(name, judged, 0.05 if function.claims_correctness else math.inf)
-    dressed = judged[judged["kind"] == "dressed"]
+        failures += _outranking(name, table, 0.05 if function.claims_correctness else math.inf)
+    dressed = table[table["kind"] == "dressed"]
     good = (dressed["score"] >= dressed["right"] - 0.05).sum()  # too strict is a fault too
     summary = {
         "reward": name,
         "verdict": "fails" if failures else "holds",
         "contract": f"{sum(not came for _, came in checks)}/{len(checks)}",
-        "cheats stopped": _stopped(judged) if claims else "–",
+        "cheats stopped": _stopped(table) if claims else "–",
         "right dressed otherwise": f"{good}/{len(dressed)}" if claims and len(dressed) else "–",
-        "µs a completion": round(1e6 * seconds / len(table), 1),
+        "µs a completion": round(1e6 * seconds / sum(map(len, scores)), 1),
     }
-    return _Result(summary, failures, table)
+    return summary, failures
 
 
-def _try_weighted_set(functions: Sequence[RewardFunction], rows: Sequence[Row], weights: dict[str, float]) -> _Result:
+def _try_weighted_set(functions: Sequence[RewardFunction], rows: Sequence[Row], weights: dict[str, float]) -> Result:
     """The weighted sum, as TRL forms it, on completions for the rows of the first reward that decides."""
     by_name = {function.__name__: function for function in functions}
     if unknown := weights.keys() - by_name:
@@ -125,57 +109,54 @@ def _try_weighted_set(functions: Sequence[RewardFunction], rows: Sequence[Row], 
             "no reward in the set claims correctness, so the policy learns style alone; "
             "if one decides what is right, write @reward(claims_correctness=True)"
         )
-        return _Result({"reward": SET, "verdict": "fails"}, [(SET, "pays for right answers", came, None, None)])
+        return {"reward": SET, "verdict": "fails"}, [(SET, "pays for right answers", came, None, None)]
     try:
         trials = make_trials(deciding[0], rows)
-        tables = [_score_table(SET, trials, [trial.call(function) for trial in trials]) for function in chosen]
+        scores = [[trial.call(function) for function in chosen] for trial in trials]
     except (RewardError, ValueError) as error:
         return _broken(SET, error)
-    total = sum(weights[f.__name__] * table["score"].fillna(0.0) for f, table in zip(chosen, tables))
-    table = tables[0].assign(score=total)
-    judged = _beside_references(table)
-    failures = _outranking(SET, judged, 0.05)
-    verdict = "fails" if failures else "holds"
-    return _Result({"reward": SET, "verdict": verdict, "cheats stopped": _stopped(judged)}, failures, table)
+    paid = [weights[function.__name__] for function in chosen]
+    totals = [[sum(w * (s or 0.0) for w, s in zip(paid, probe)) for probe in zip(*trial)] for trial in scores]
+    table = _score_table(trials, totals)
+    failures = _outranking(SET, table, 0.05)
+    return {"reward": SET, "verdict": "fails" if failures else "holds", "cheats stopped": _stopped(table)}, failures
 
 
-def _score_table(name: str, trials: Sequence[Trial], scores: Sequence[Sequence[float | None]]) -> pd.DataFrame:
-    """One line a probe: reward, trial, kind, what, completion, score (NaN for None)."""
+def _score_table(trials: Sequence[Trial], scores: Sequence[Sequence[float | None]]) -> pd.DataFrame:
+    """One line a probe that got a score: trial, kind, what, completion, score, right, wrong.
+
+    `right` is the score of the plainly right completion of its trial, `wrong` that of another answer.
+    """
     lines = [
-        {"reward": name, "trial": number, **vars(probe), "score": score}
+        {"trial": number, **vars(probe), "score": score}
         for number, trial in enumerate(trials)
         for probe, score in zip(trial.probes, scores[number], strict=True)
     ]
-    return pd.DataFrame(lines).astype({"score": float})
+    table = pd.DataFrame(lines).astype({"score": float}).dropna(subset="score")
+    right = table[table["kind"] == "right"].groupby("trial")["score"].min()
+    wrong = table[table["what"] == ANOTHER].groupby("trial")["score"].max()
+    return table.assign(right=table["trial"].map(right), wrong=table["trial"].map(wrong))
 
 
-def _beside_references(scores: pd.DataFrame) -> pd.DataFrame:
-    """The probes that got a score; `right` is that of the plainly right one of their trial, `wrong` of another answer."""
-    judged = scores.dropna(subset="score")
-    right = judged[judged["kind"] == "right"].groupby("trial")["score"].min()
-    wrong = judged[judged["what"] == ANOTHER].groupby("trial")["score"].max()
-    return judged.assign(right=judged["trial"].map(right), wrong=judged["trial"].map(wrong))
-
-
-def _follows_gold(judged: pd.DataFrame) -> bool:
+def _follows_gold(table: pd.DataFrame) -> bool:
     """Whether a wrong answer in the right form scores clearly below the gold: then the reward says what is right."""
-    return len(judged) > 0 and bool((judged["right"] - judged["wrong"] > 0.05).all())
+    return len(table) > 0 and bool((table["right"] - table["wrong"] > 0.05).all())
 
 
-def _stopped(judged: pd.DataFrame) -> str:
+def _stopped(table: pd.DataFrame) -> str:
     """How many of the wrong, silent and cheating completions score below the plainly right one."""
-    false = judged[judged["kind"].isin(FALSE)]
+    false = table[table["kind"].isin(FALSE)]
     return f"{(false['score'] < false['right'] - 1e-9).sum()}/{len(false)}"
 
 
-def _outranking(name: str, judged: pd.DataFrame, margin: float) -> list[tuple]:
+def _outranking(name: str, table: pd.DataFrame, margin: float) -> list[tuple]:
     """The completions that score too high beside the plainly right one, or beside a wrong answer, of their trial.
 
     Wrong and cheating ones must score below the right one, and silence not above a wrong answer. A right answer
     in bad form may score a little more than the plain one, because it is shorter: by `margin` at most.
     """
     found = []
-    for probe in judged.itertuples():
+    for probe in table.itertuples():
         if probe.kind == "silent" and probe.score > probe.wrong + 1e-9:
             found.append((probe, f"not answering pays: {probe.what}, against {probe.wrong:g} for a wrong answer"))
         if probe.kind in FALSE and probe.score >= probe.right - 1e-9:

@@ -13,6 +13,7 @@ from scoring import formats
 from scoring.answers import final_text
 from scoring.batch import question_text
 
+FENCED = re.compile(r"^([ \t]*)```([^\n]*)\n(.*?)(?:^[ \t]*```+[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
 PYTHON_NAMES = {"py", "python", "python3", "ipython"}
 CODE_START = re.compile(r"(?:def |class |async def |import |from |@|return |[ \t]+\S)")
 DEFINITION = re.compile(r"(?:def |class |async def |import |from |@)")
@@ -94,19 +95,12 @@ def code_among_prose(text: str, entry_point: str | None = None) -> str | None:
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
-    """(language, content) of each fenced block, also of one that is never closed; by lines, as Markdown has it."""
-    blocks, name, lines, margin = [], None, [], 0
-    for line in text.replace("\r\n", "\n").split("\n"):  # splitlines would also split at form feeds within strings
-        mark = line.strip()
-        if not mark.startswith("```"):
-            indented = min(margin, len(line) - len(line.lstrip(" ")))  # a block in a list is indented as its fence is
-            lines.append(line[indented:] + "\n")
-        elif name is None:
-            name, lines, margin = (mark.strip("`").split() or [""])[0].casefold(), [], len(line) - len(line.lstrip(" "))
-        elif not mark.strip("`"):
-            blocks.append((name, "".join(lines)))
-            name = None
-    return [*blocks, (name, "".join(lines))] if name is not None and lines else blocks
+    """(language, content) of each fenced block, also of one that is never closed, indented as far as its fence."""
+    blocks = []
+    for margin, name, code in FENCED.findall(text.replace("\r\n", "\n")):
+        code = re.sub(rf"^ {{0,{len(margin)}}}", "", code, flags=re.MULTILINE)
+        blocks.append(((name.strip("`").split() or [""])[0].casefold(), code if code.endswith("\n") else f"{code}\n"))
+    return blocks
 
 
 def is_python(text: str) -> bool:

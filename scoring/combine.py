@@ -34,7 +34,7 @@ class CombinedReward(RewardFunction):
         self.claims_correctness, self.claims_by_guess = first.claims_correctness, first.claims_by_guess
         self.function = self.__wrapped__ = first.function
         self.__module__, self.groupwise = first.__module__, any(part.groupwise for part in parts)
-        self.example, self.options, self.settings, self.optional, self._names = first.example, {}, {}, {}, ()
+        self.example, self.options, self.optional, self._names = first.example, {}, {}, ()
         self.for_chats = any(part.for_chats for part in parts)
         self.columns = tuple(dict.fromkeys(name for part in parts for name in part.columns))
 

@@ -33,10 +33,9 @@ class MissingColumnError(ValueError):
 
 
 NEUTRAL = (RewardFailure, TimeoutError, ConnectionError)  # failures of the surroundings; all else is a bug
-# and those of HTTP clients and subprocess, whose classes are no subclasses of these
-NEUTRAL_NAMES = set(
-    "ConnectionError Timeout TimeoutException TimeoutExpired NetworkError APIConnectionError URLError".split()
-)
+# HTTP clients and subprocess have classes of their own for the same
+NEUTRAL_NAMES = {"ConnectionError", "Timeout", "TimeoutException", "TimeoutExpired", "NetworkError", "URLError"}
+NEUTRAL_NAMES.add("APIConnectionError")
 NOT_COLUMNS = {"prompt", "prompts", "completion", "completions", *BY_TRL}
 
 
@@ -49,13 +48,12 @@ def is_failure(error: BaseException) -> bool:
 class RewardFunction:
     """A reward in TRL's signature, made by `@reward` from the score of one completion or of one group.
 
-    A group is what shares a prompt in the call. Where several processes train, each scores its own
+    Completions with the same prompt in a call are a group. Where several processes train, each scores its own
     part of the batch: make the batch of a device divisible by the group's size.
 
     Attributes:
         columns: names of the data-set columns it cannot do without.
-        optional: further columns that it uses where they are there, with their defaults.
-        settings: keyword-only parameters with their defaults: never a column, changed by `with_options`.
+        optional: further columns and settings that it uses, with their defaults; `with_options` fixes them.
         low, high: the range of its scores.
         claims_correctness: whether the best score is meant to say "this is right" (the audit then insists).
         example: columns and, as `right`, an answer that deserves the best score, for the audit.
@@ -83,35 +81,32 @@ class RewardFunction:
         self.__doc__, self.__wrapped__ = inspect.getdoc(function), function
         self.__module__ = getattr(function, "__module__", __name__)
         parameters = self._parameters()
-        needed = {n for n, p in parameters.items() if p.default is p.empty and n not in self.options}
-        others = {n: p for n, p in parameters.items() if n not in needed and n not in NOT_COLUMNS}
+        needed = {n for n, p in parameters.items() if p.default is p.empty}
         self.columns = tuple(n for n in parameters if n in needed - NOT_COLUMNS)
-        self.settings = {n: p.default for n, p in others.items() if p.kind is p.KEYWORD_ONLY}
-        self.optional = {n: p.default for n, p in others.items() if n not in self.settings | self.options}
+        self.optional = {n: p.default for n, p in parameters.items() if n not in needed | NOT_COLUMNS}
         self.claims_by_guess = claims_correctness is None
         self.claims_correctness = "answer" in self.columns if claims_correctness is None else claims_correctness
-        self._names = tuple(n for n in self._names if n not in self.settings)
+        settings = [n for n in self.optional if parameters[n].kind is inspect.Parameter.KEYWORD_ONLY]
+        self._names = tuple(n for n in self._names if n not in settings)  # the rest is filled from the data
         self._estimates = "completion_ids" in needed
 
     def _parameters(self) -> dict[str, inspect.Parameter]:
         parameters = inspect.signature(self.function).parameters
-        if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values()):
-            raise TypeError(
-                f"{self.__name__}: name the columns it needs as parameters instead of * or ** "
-                "(a function in TRL's own signature goes through `adopt` instead of `@reward`)"
+        kinds = {p.kind for p in parameters.values()}
+        self.groupwise, wrong = "completions" in parameters, ""
+        if kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}:
+            wrong = (
+                "name the columns as parameters, without * and **; a function in TRL's own signature goes to `adopt`"
             )
-        if ("completion" in parameters) == ("completions" in parameters):
-            raise TypeError(
-                f"{self.__name__} needs a parameter named 'completion' (the text to score) "
-                "or 'completions' (the texts of one group); it has: " + (", ".join(parameters) or "none")
-            )
-        if "prompts" in parameters or any(p.kind is p.POSITIONAL_ONLY for p in parameters.values()):
-            raise TypeError(
-                f"{self.__name__}: parameters are filled by name: write 'prompt' instead of 'prompts', and no '/'"
-            )
-        self.groupwise = "completions" in parameters
-        if self.groupwise and inspect.iscoroutinefunction(self.function):
-            raise TypeError(f"{self.__name__}: a group-wise reward cannot be async")
+        elif self.groupwise == ("completion" in parameters):
+            wrong = "needs a parameter named 'completion' (the text to score) or 'completions' (the texts of one group)"
+            wrong += "; it has: " + (", ".join(parameters) or "none")
+        elif "prompts" in parameters or inspect.Parameter.POSITIONAL_ONLY in kinds:
+            wrong = "parameters are filled by name: write 'prompt' instead of 'prompts', and no '/'"
+        elif self.groupwise and inspect.iscoroutinefunction(self.function):
+            wrong = "a group-wise reward cannot be async"
+        if wrong:
+            raise TypeError(f"{self.__name__}: {wrong}")
         self._names = tuple(n for n in parameters if n not in ("completion", "completions"))
         return dict(parameters)
 
@@ -144,10 +139,10 @@ class RewardFunction:
         Raises:
             TypeError: for an option that the reward does not have.
         """
-        have = {**self.optional, **self.settings, **self.options}
-        unknown = [option for option in options if option not in have]
-        if unknown:
-            raise TypeError(f"{self.__name__} has no option {unknown[0]!r}; it has: {', '.join(have) or 'none'}")
+        for option in options:
+            if option not in self.optional:
+                has = ", ".join(self.optional) or "none"
+                raise TypeError(f"{self.__name__} has no option {option!r}; it has: {has}")
         options = {**self.options, **options}
         name = name or name_with(callable_name(self.function), options)
         return type(self)(self.function, **self._arguments() | {"options": options, "name": name})
@@ -198,13 +193,11 @@ class RewardFunction:
         missing = [name for name in self.columns if name not in available]
         if not missing:
             return
-        there = sorted(available - NOT_COLUMNS)
-        near = difflib.get_close_matches(missing[0], there, 1)
+        there, names = sorted(available - NOT_COLUMNS), ", ".join(map(repr, missing))
+        near = "".join(f" Did you mean {name!r}?" for name in difflib.get_close_matches(missing[0], there, 1))
         raise MissingColumnError(
-            f"{self.__name__} needs the data-set column {', '.join(map(repr, missing))}; "
-            f"there are: {', '.join(there) or 'none'}."
-            + (f" Did you mean {near[0]!r}?" if near else "")
-            + " Rename the column in 01_prepare_data, or give the parameter a default."
+            f"{self.__name__} needs the data-set column {names}; there are: {', '.join(there) or 'none'}.{near} "
+            "Rename the column in 01_prepare_data, or give the parameter a default."
         )
 
     def values(self, batch: Batch) -> list:
@@ -301,7 +294,7 @@ class RewardFunction:
         """The scores with each failure replaced by the mean of its group: no push in any direction."""
         errors = [value for value in values if isinstance(value, Exception)]
         for rows in batch.groups():
-            scored = [values[i] for i in rows if values[i] is not None and not isinstance(values[i], Exception)]
+            scored = [values[i] for i in rows if isinstance(values[i], float)]
             mean = sum(scored) / len(scored) if scored else None
             for i in rows:
                 values[i] = mean if isinstance(values[i], Exception) else values[i]
@@ -332,10 +325,8 @@ def reward(
             Parameters after `*` never come from the data. A function for one completion may be
             `async`: then a whole batch runs concurrently.
         low, high: the range of its scores; a score outside raises RewardError.
-        claims_correctness: whether the best score is meant to say "the answer is right". By default it is
-            where the function cannot do without the column `answer`.
-        example: a row for the audit, where yours lack its columns; `right` is an answer that deserves
-            the best score.
+        claims_correctness: whether the best score says "the answer is right"; by default where `answer` is needed.
+        example: a row for the audit, where yours lack its columns; the answer `right` deserves the best score.
     """
     make = functools.partial(RewardFunction, low=low, high=high, claims_correctness=claims_correctness, example=example)
     return make if function is None else make(function)

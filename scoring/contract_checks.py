@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from scoring import formats
 from scoring.adopt import AdoptedFunction
@@ -34,20 +35,28 @@ def check_contract(function: RewardFunction, trials: Sequence[Trial]) -> Iterato
         "same scores the second time": lambda: difference(base, trial.call(function), texts),
         "same scores in another order": lambda: difference(base, trial.call(function, texts[::-1])[::-1], texts),
         "odd and empty texts get a score": lambda: trial.call(function, ODD_TEXTS) and "",
-        "None only by the row, never by the completion": lambda: mixed_none(function, trials),
+        "None only by the row, never by the completion": lambda: mixes_none(function, trials),
         "1 MB of hostile text in under a second, in linear time": lambda: slow_text(function, trial),
     }
     if not function.groupwise:
-        alone = ([text] for text in texts)
         checks["same score alone as in the batch"] = lambda: difference(
-            base, [trial.call(function, text)[0] for text in alone], texts
+            base, [trial.call(function, [text])[0] for text in texts], texts
         )
-    if not isinstance(function, AdoptedFunction):  # which need only take what your rows are, chat or text
-        prompt = trial.row["prompt"]
-        text = isinstance(prompt, str)
-        other = [{"role": "user", "content": prompt}] if text else question_text(prompt) + assistant_prefix(prompt)
-        changed = Trial({**trial.row, "prompt": other}, trial.probes)
-        checks["same scores for chat messages and plain text"] = lambda: difference(base, changed.call(function), texts)
+    if not isinstance(function, AdoptedFunction):  # which need only take what your rows are: chat or text, begun or not
+
+        def scores(prompt: Any, texts: Sequence[str]) -> list[float | None]:
+            ids = [[0] * 40] * len(texts)  # TRL counts the tokens of the completion alone, which the forms change
+            return Trial({**trial.row, "prompt": prompt}, []).call(function, texts, completion_ids=ids)
+
+        question, right = question_text(trial.row["prompt"]), texts[:1]
+        chat = [{"role": "user", "content": question}]
+        begun = [*chat, {"role": "assistant", "content": formats.FORMAT.opening}]
+        checks["same scores for chat messages and plain text"] = lambda: difference(
+            scores(question, texts), scores(chat, texts), texts
+        )
+        checks["what the prompt has begun is put back"] = lambda: difference(
+            scores(chat, right), scores(begun, right), right
+        )
     if "answer" in function.columns:
         checks["pays nothing where the gold is missing"] = lambda: paid_without_gold(function, trial)
     for what, check in checks.items():
@@ -80,7 +89,7 @@ def paid_without_gold(function: RewardFunction, trial: Trial) -> str:
     return f"{best:g} where answer is None: return None there" if best > max(function.low, 0.0) else ""
 
 
-def mixed_none(function: RewardFunction, trials: Sequence[Trial]) -> str:
+def mixes_none(function: RewardFunction, trials: Sequence[Trial]) -> str:
     mixed = any(len({score is None for score in trial.call(function)}) > 1 for trial in trials)
     return "some completions of a group have a score and others None" if mixed else ""
 

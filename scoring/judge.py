@@ -55,6 +55,10 @@ class Judge:
         self._graded = 0
         self.host = urlsplit(self.base_url or "").hostname or ""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For a spawned process, which makes a client of its own."""
+        return {**vars(self), "_client": None, "_gate": None, "_owner": None, "_under_way": {}}
+
     async def grade(self, question: str, answer: str, reference: str | None = None) -> float:
         """The grade of one answer, from 0 to 1.
 

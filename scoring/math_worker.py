@@ -9,35 +9,42 @@ import logging
 import signal
 import sys
 
-logging.disable(logging.CRITICAL)
-MOST_MEMORY = 4 << 30  # bytes
-try:
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
-except (ImportError, ValueError, OSError):  # not on Windows, or the limit is lower already
-    pass
-
 from math_verify import parse, verify
 from sympy import Basic, Expr, Float, MatrixBase, Rational
+
+MOST_MEMORY = 4 << 30  # bytes
+HAS_TIMER = hasattr(signal, "setitimer")  # not on Windows, where the parent kills what takes too long
 
 
 class OutOfTime(BaseException):
     """No Exception, because sympy and math-verify catch those."""
 
 
-def stop(*_):
+def raise_out_of_time(*_):
     raise OutOfTime
+
+
+def answer(gold, given, time_limit):
+    """Whether both are equal; None where that takes more than `time_limit` seconds."""
+    try:
+        if HAS_TIMER:  # it counts the work of this process: a busy machine changes no verdict
+            signal.signal(signal.SIGPROF, raise_out_of_time)
+            signal.setitimer(signal.ITIMER_PROF, time_limit)
+        return any(bool(equal(a, b)) for a in read(gold) for b in read(given))
+    except OutOfTime:
+        return None
+    except Exception:
+        return False
+    finally:
+        if HAS_TIMER:
+            signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def read(text):
     found = parse(f"${text}$", parsing_timeout=None) or parse(text, parsing_timeout=None)
     found = [item.as_immutable() if isinstance(item, MatrixBase) else item for item in found]
-    return [exact(item) for item in found if isinstance(item, Basic)]
-
-
-def exact(item):
-    return item.xreplace({number: Rational(str(number)) for number in item.atoms(Float)})
+    found = [item for item in found if isinstance(item, Basic)]
+    return [item.xreplace({n: Rational(str(n)) for n in item.atoms(Float)}) for item in found]
 
 
 def equal(gold, given):
@@ -51,25 +58,15 @@ def equal(gold, given):
     return True
 
 
-def answer(gold, given, time_limit):
-    """Whether both are equal; None where that takes more than `time_limit` seconds."""
-    try:
-        if hasattr(signal, "setitimer"):  # counts the work of this process: a busy machine changes no verdict
-            signal.signal(signal.SIGPROF, stop)
-            signal.setitimer(signal.ITIMER_PROF, time_limit)
-        return any(equal(a, b) for a in read(gold) for b in read(given))
-    except OutOfTime:
-        return None
-    except Exception:
-        return False
-    finally:
-        if hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_PROF, 0)
-
-
 if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    except (ImportError, ValueError, OSError):  # on Windows, or under a lower limit
+        pass
     sys.set_int_max_str_digits(0)
     print("ready", flush=True)
     for line in sys.stdin:
-        verdict = answer(*json.loads(line))
-        print(json.dumps(None if verdict is None else bool(verdict)), flush=True)
+        print(json.dumps(answer(*json.loads(line))), flush=True)

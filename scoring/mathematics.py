@@ -114,13 +114,13 @@ class MathWorker:
     START_LIMIT = 60.0  # seconds to import sympy on a busy machine
 
     def __init__(self) -> None:
-        self.lock, self.process, self.replies, self.owner = threading.Lock(), None, queue.Queue(), None
+        self.lock, self.process, self.replies = threading.Lock(), None, queue.Queue()
         atexit.register(self.stop)
 
     def ask(self, gold: str, given: str, time_limit: float) -> bool | None:
         """The verdict; None where the time limit is passed or the process died of the expression."""
         with self.lock:
-            if self.process is None or self.process.poll() is not None or self.owner != os.getpid():
+            if self.process is None or self.process.poll() is not None:
                 self._start()
             try:
                 self.process.stdin.write(json.dumps([gold, given, time_limit]) + "\n")
@@ -134,7 +134,7 @@ class MathWorker:
 
     def _start(self) -> None:
         self.stop()
-        self.owner, self.replies = os.getpid(), queue.Queue()
+        self.replies = queue.Queue()
         # -P keeps this folder out of its path, where numbers.py would stand for the standard library's
         command = [sys.executable, "-P", str(Path(__file__).with_name("math_worker.py"))]
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -155,16 +155,16 @@ class MathWorker:
         replies.put("")  # it has ended
 
     def forget(self) -> None:
-        """In a forked child: the process and the lock are the parent's."""
+        """For a forked child: the process and the lock are its parent's."""
         self.lock, self.process = threading.Lock(), None
 
     def stop(self) -> None:
-        if self.process is not None and self.owner == os.getpid():  # a forked child leaves its parent's alone
+        if self.process is not None:
             self.process.kill()
             self.process.wait()
         self.process = None
 
 
 _MATH_WORKER = MathWorker()
-if hasattr(os, "register_at_fork"):  # a forked child has no claim on its parent's process
+if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_MATH_WORKER.forget)

@@ -132,11 +132,12 @@ def extract_number(text: str) -> Fraction | None:
 
 def read_number(text: str) -> tuple[Fraction, str] | None:
     """(the exact value, the unit) of a text that is one number, or None. The unit is a name in UNITS, or as it stands."""
-    return _parse_number(text) if len(text) <= LONGEST_NUMBER else None
+    return parse_number(text) if len(text) <= LONGEST_NUMBER else None
 
 
 @functools.lru_cache(maxsize=65_536)
-def _parse_number(text: str) -> tuple[Fraction, str] | None:
+def parse_number(text: str) -> tuple[Fraction, str] | None:
+    """`read_number` for short texts: the cache holds no long ones."""
     if PLAIN_INTEGER.fullmatch(text):
         return Fraction(int(text)), ""
     undressed = undress_number(text)

@@ -1,7 +1,7 @@
-"""What is right, decided here for the audit, the preflight, training, the pages and the evaluation.
+"""What is right: decided here for the audit, the preflight, training, the pages and the evaluation.
 
-Some rewards decide: those that claim correctness and have a positive weight. A completion is right where the mean place
-of its deciding scores in their ranges is at least a half.
+The rewards that claim correctness and have a positive weight decide. A completion is right where their scores reach,
+on average, half of their ranges.
 """
 
 from __future__ import annotations
@@ -17,17 +17,8 @@ if TYPE_CHECKING:
 
 RIGHT_FROM = 0.5  # the mean place in the deciding rewards' ranges, 0 to 1, from which a completion is right
 # Where a run did not record which rewards decide: those of `rewards.py` that do, and two of `trl.rewards`.
-USUAL_DECIDERS = (
-    "correctness_reward",
-    "math_reward",
-    "multiple_choice_reward",
-    "code_reward",
-    "json_reward",
-    "countdown_reward",
-    "schedule_reward",
-    "accuracy_reward",
-    "reasoning_accuracy_reward",
-)
+USUAL_DECIDERS = ("correctness_reward", "math_reward", "multiple_choice_reward", "code_reward", "json_reward")
+USUAL_DECIDERS += ("countdown_reward", "schedule_reward", "accuracy_reward", "reasoning_accuracy_reward")
 
 
 def deciding_rewards(functions: Sequence[RewardFunction], weights: Sequence[float]) -> list[RewardFunction]:

@@ -110,41 +110,32 @@ JSON_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n?```", re.DOTALL)
 
 @functools.lru_cache(maxsize=1_000)
 def json_validator(schema: str) -> Any:
-    """A validator for the schema, or None where there is no usable schema in it."""
+    """A validator for the schema, or None where there is no usable schema in it. References lead nowhere else."""
     import jsonschema
+    import referencing.jsonschema
 
     try:
         parsed = json.loads(schema)
         if not isinstance(parsed, dict) or not parsed:
             return None
-        if not all(reference_exists(parsed, reference) for reference in references(parsed)):
-            return None
         kind = jsonschema.validators.validator_for(parsed, jsonschema.Draft202012Validator)
         kind.check_schema(parsed)
+        resource = referencing.jsonschema.DRAFT202012.create_resource(parsed)
+        resolver = referencing.Registry().with_resource("", resource).resolver()
+        for reference in references(parsed):
+            resolver.lookup(reference)
         return jsonschema.validators.extend(kind, {"uniqueItems": unique_items})(parsed)
-    except (ValueError, RecursionError, jsonschema.SchemaError):
+    except (ValueError, RecursionError, jsonschema.SchemaError, referencing.exceptions.Unresolvable):
         return None
 
 
-def references(schema: Any) -> Iterable[Any]:
+def references(schema: Any) -> Iterable[str]:
     """Every `$ref` in a schema."""
     if isinstance(schema, dict):
-        yield from ([schema["$ref"]] if "$ref" in schema else [])
+        yield from [schema["$ref"]] if isinstance(schema.get("$ref"), str) else []
         schema = list(schema.values())
     for part in schema if isinstance(schema, list) else ():
         yield from references(part)
-
-
-def reference_exists(schema: Any, reference: Any) -> bool:
-    """Whether a `$ref` points into the schema itself: nothing is fetched."""
-    if not isinstance(reference, str) or not re.match(r"#(/|$)", reference):
-        return False
-    for name in reference.split("/")[1:]:
-        name = name.replace("~1", "/").replace("~0", "~")
-        if not isinstance(schema, dict) or name not in schema:
-            return False
-        schema = schema[name]
-    return True
 
 
 def unique_items(validator: Any, wanted: bool, value: Any, schema: Any) -> Iterable[Any]:

@@ -17,6 +17,7 @@ import random
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from tqdm.auto import tqdm
 import rewards
 from lab.files import WORD_PROBLEMS, write_json
 from rewards import FORMAT, REGISTRY, RewardFunction, adopt, extract_number
+from scoring import numbers
 from scoring.contract_checks import HOSTILE
 from scoring.probes import WORKING
 
@@ -122,7 +124,7 @@ def fastest(call: Callable[[], object], times: int = 3) -> float:
     """Seconds of the fastest of some calls; caches are emptied before each."""
     best = math.inf
     for _ in range(times):
-        rewards.number_and_unit.cache_clear()
+        numbers.parse_number.cache_clear()
         started = time.perf_counter()
         call()
         best = min(best, time.perf_counter() - started)
@@ -140,7 +142,7 @@ def speeds(made: list[dict], slow_sample: int) -> list[dict]:
             function(
                 prompts=prompts[:1], completions=completions[:1], **{k: v[:1] for k, v in columns.items()}
             )  # imports
-            seconds = fastest(lambda: function(prompts=prompts, completions=completions, **columns))
+            seconds = fastest(partial(function, prompts=prompts, completions=completions, **columns))
             lines.append({"what": name, "completions": len(made), "seconds": seconds})
     few, gold = made[:slow_sample], [row["gold"] for row in made[:slow_sample]]
     answers = [row["given"] for row in few]

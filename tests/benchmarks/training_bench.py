@@ -90,9 +90,9 @@ SMALL: Row = {
 
 def ours(**more: Any) -> Row:
     """What notebook 03 gives GRPOConfig for the starter policy."""
-    from lab.train.presets import plan
+    from lab.train.presets import plan_training
 
-    return {**plan("cpu", starter=True).settings, **COMMON, "reward_weights": list(WEIGHTS.values()), **more}
+    return {**plan_training("cpu", starter=True).settings, **COMMON, "reward_weights": list(WEIGHTS.values()), **more}
 
 
 def contestants() -> dict[str, Row]:
@@ -146,8 +146,9 @@ def train_in_turns(pipe: Any, folder: str, name: str, settings: Row, everything:
 
 def build(folder: Path, name: str, settings: Row, spent: Counter | None) -> Any:
     """GRPOTrainer on the starter policy in 4 bit with a LoRA adapter; where `spent` is given, with all our parts."""
+    import unsloth  # noqa: F401  (before trl and transformers, which it patches)
     from trl import GRPOConfig, GRPOTrainer
-    from unsloth import FastLanguageModel  # before trl and transformers, which it patches
+    from unsloth import FastLanguageModel
 
     from lab.data import dataset
     from lab.model import policy

@@ -9,10 +9,10 @@ import shutil
 import traceback
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from lab.export import formats, predictions, serving_prompt
-from lab.export.formats import ExportedFormat
 from lab.export.model_folder import ExportError
 from lab.export.serving_prompt import ServedPrompt
 from lab.files import STARTER_POLICY, write_json
@@ -80,17 +80,17 @@ def test_what_cannot_be_made_is_a_line_with_its_reason(tmp_path):
     for name in ("index", "shards/one"):
         (tmp_path / name).write_bytes(b"x" * 1_250_000)
     made = [
-        formats.attempt_export("a", ExportedFormat, "a", tmp_path, "loaded"),
+        formats.attempt_export("a", formats.describe_format, "a", tmp_path, "loaded"),
         formats.attempt_export("b", failing(ExportError("no llama.cpp"))),
         formats.attempt_export("c", failing(ExportError("4 GB needed, 1 GB free"))),
         formats.attempt_export("d", failing(ValueError("x" * 999))),
         formats.attempt_export("e", failing(OSError("does not appear to have a file named config.json"))),
     ]
-    table = formats.formats_table(made)
+    table = pd.DataFrame(made)
     assert table["tried here"].tolist()[:3] == ["loaded", "no llama.cpp", "4 GB needed, 1 GB free"]
     assert table["where"].tolist() == [str(tmp_path), *["not made"] * 4]
     assert table["MB"][0] == 2.5 and table["MB"][1:].isna().all()
-    assert made[3].tried == "failed: ValueError: " + "x" * 300 and "config.json" in made[4].tried
+    assert made[3]["tried here"] == "failed: ValueError: " + "x" * 300 and "config.json" in made[4]["tried here"]
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,9 @@ def test_the_adapter_s_folder_is_all_that_a_server_needs(adapter, merged, tmp_pa
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-    made = formats.export_adapter(adapter, merged, tmp_path / "adapter", False)
-    assert sorted(path.name for path in made.folder.iterdir()) == [
+    place = tmp_path / "adapter"
+    assert formats.export_adapter(adapter, merged, place, False)["where"] == str(place)
+    assert sorted(path.name for path in place.iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",
         "chat_template.jinja",
@@ -125,12 +126,12 @@ def test_the_adapter_s_folder_is_all_that_a_server_needs(adapter, merged, tmp_pa
             temperature=0,
             max_new_tokens=16,
         )
-        for folder in (adapter, made.folder)
+        for folder in (adapter, place)
     ]
     assert answers[0] == answers[1]
-    ours = AutoTokenizer.from_pretrained(made.folder)
+    ours = AutoTokenizer.from_pretrained(place)
     assert ours.chat_template == AutoTokenizer.from_pretrained(merged).chat_template != tokenizer.chat_template
-    assert ours.response_template and GenerationConfig.from_pretrained(made.folder).max_new_tokens == 24
+    assert ours.response_template and GenerationConfig.from_pretrained(place).max_new_tokens == 24
 
 
 def test_an_adapter_that_cannot_be_copied_leaves_the_old_one(adapter, merged, old, monkeypatch):
@@ -177,16 +178,17 @@ def weights_size(folder):
 def test_four_bits_load_again_and_stay_near(merged, sample, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-    made = formats.export_4bit(merged, tmp_path / "small", False, sample)
-    again = policy.keep_packed(AutoModelForCausalLM.from_pretrained(made.folder)).eval()
-    assert again.is_loaded_in_4bit and weights_size(made.folder) < 0.8 * weights_size(merged)
+    place = tmp_path / "small"
+    made = formats.export_4bit(merged, place, False, sample)
+    again = policy.keep_packed(AutoModelForCausalLM.from_pretrained(place)).eval()
+    assert again.is_loaded_in_4bit and weights_size(place) < 0.8 * weights_size(merged)
     apart = predictions.prediction_distance(
         AutoModelForCausalLM.from_pretrained(merged, dtype="auto").eval(), again, sample
     )
-    assert 0 < apart["kl"] < 0.1 and f"mean KL {apart['kl']:.2g} nats" in made.tried
-    ours, theirs = (AutoTokenizer.from_pretrained(folder) for folder in (made.folder, merged))
+    assert 0 < apart["kl"] < 0.1 and f"mean KL {apart['kl']:.2g} nats" in made["tried here"]
+    ours, theirs = (AutoTokenizer.from_pretrained(folder) for folder in (place, merged))
     assert ours.chat_template == theirs.chat_template and ours.response_template == theirs.response_template
-    small, large = (GenerationConfig.from_pretrained(folder).to_diff_dict() for folder in (made.folder, merged))
+    small, large = (GenerationConfig.from_pretrained(folder).to_diff_dict() for folder in (place, merged))
     assert small == large and small["max_new_tokens"] == 24
 
 
@@ -223,7 +225,11 @@ def test_without_llama_cpp_it_is_said_how_to_get_one(tmp_path, monkeypatch, merg
     made = formats.attempt_export(
         "GGUF", lambda: formats.export_gguf(merged, tokenizer, SERVED, tmp_path / "gguf", False, "q8_0", 128)
     )
-    assert made.folder is None and "set UNSLOTH_LLAMA_CPP_PATH" in made.tried and str(tmp_path / "none") in made.tried
+    assert (
+        made["where"] == "not made"
+        and "set UNSLOTH_LLAMA_CPP_PATH" in made["tried here"]
+        and str(tmp_path / "none") in made["tried here"]
+    )
     assert [*tmp_path.iterdir()] == []
 
 
@@ -277,7 +283,7 @@ def well(folder):
 
 def test_the_gguf_has_our_modelfile_beside_it_and_no_weights_twice(exporting, old):
     _, made = exporting(old, well)
-    assert made.folder == old and made.name == "GGUF q8_0"
+    assert made["where"] == str(old) and made["format"] == "GGUF q8_0"
     assert sorted(path.name for path in old.iterdir()) == ["Modelfile", "gguf.Q8_0.gguf"]
     text = (old / "Modelfile").read_text()
     assert text.startswith("FROM ./gguf.Q8_0.gguf\n") and 'SYSTEM """Think, then answer."""' in text
@@ -292,7 +298,7 @@ def test_nothing_is_installed_or_fetched_on_the_way(exporting, old, llama):
 def test_what_a_modelfile_cannot_say_does_not_cost_the_gguf(exporting, old):
     _, made = exporting(old, well, ServedPrompt([{"role": "system", "content": 'three """ quotes'}]))
     assert [path.name for path in old.iterdir()] == ["gguf.Q8_0.gguf"]
-    assert "No Modelfile for Ollama: A Modelfile cannot hold" in made.tried
+    assert "No Modelfile for Ollama: A Modelfile cannot hold" in made["tried here"]
 
 
 def unknown_tokenizer(folder):
@@ -323,7 +329,7 @@ def damaged(folder):
 )
 def test_a_converter_that_fails_is_a_line_and_leaves_the_old_folder(exporting, old, does, said):
     _, made = exporting(old, does)
-    assert made.folder is None and said in made.tried
+    assert made["where"] == "not made" and said in made["tried here"]
     shutil.rmtree(old.parent / "llama.cpp")
     assert untouched(old)
 

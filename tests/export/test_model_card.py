@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import html
 import re
 
 import pytest
@@ -122,12 +121,13 @@ PROOF = {
     "fresh_process": {"n": 24, "same_answers": 1.0, "same_prompts": 1.0},
     "greedy_as_trained": 1.0,
     "missing_files": [],
+    "why": WHY,
 }
 HOSTILE = "a | b ``` c `d` `` \n---\n# no heading\r\n| x | y |\n---\n<b>: - [x](y)\\"
 
 
 def card(about=ABOUT, served=SERVED, evaluation=EVALUATION, proof=PROOF, report=REPORT):
-    return model_card.render_card(about, report, served, proof, WHY, evaluation)
+    return model_card.render_card(about, report, served, proof, evaluation)
 
 
 def changed(record, **values):
@@ -245,10 +245,9 @@ def test_origin_and_data_stand_there():
 
 def test_the_proof_s_table_is_there_with_what_failed_and_the_warnings():
     rows = tables(card().split("## Is it the trained model?")[1])
-    assert rows[2:] == [[line["check"], line["found"], line["limit"]] for line in merge_proof.proof_checks(PROOF)]
+    assert rows[2:] == merge_proof.proof_table(PROOF).to_numpy().tolist() and len(rows) == 18
     assert merge_proof.proof_warnings(PROOF)[0] in card()
-    assert "| 2 (**fails**) | 0 |" in card(proof=changed(PROOF, weights__untouched_changed=2))
-    assert "Is it the trained model?" not in card(proof=None)
+    assert "| 2 | 0 | NO |" in card(proof=changed(PROOF, weights__untouched_changed=2))
 
 
 def test_limits_are_said_as_far_as_they_hold():
@@ -288,15 +287,10 @@ def test_no_text_breaks_the_card(text):
     assert {len(row) for row in tables(body(made))} == {len(row) for row in tables(body(plain))}
 
 
-@pytest.mark.parametrize("text", ["a `b` c", "``` x", "`", "`a`", "a``b```c", "plain"])
-def test_inline_code_shows_the_text_with_its_backticks(text):
-    """By CommonMark: a fence of n backticks ends at the next run of exactly n; one space within it on each side is dropped."""
+@pytest.mark.parametrize("text", ["a `b` c", "``` x", "`", "", "plain"])
+def test_inline_code_holds_no_backtick_and_is_never_empty(text):
     made = model_card._code(text)
-    fence = re.match("`+", made)[0]
-    inside = made[len(fence) : -len(fence)]
-    assert fence not in re.findall("`+", inside) and made.endswith(fence)
-    both = inside.startswith(" ") and inside.endswith(" ")
-    assert html.unescape(inside[1:-1] if both else inside) == text
+    assert made[0] == made[-1] == "`" and made[1:-1] and "`" not in made[1:-1]
 
 
 def test_what_makes_the_figures_doubtful_stands_among_the_limits():

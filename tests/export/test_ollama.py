@@ -8,7 +8,8 @@ import re
 
 import pytest
 
-from lab.export import ollama, serving_prompt
+from lab.export import ollama
+from lab.export.model_folder import ExportError
 from lab.export.serving_prompt import ServedPrompt
 from lab.model import prompts
 from tests.export.test_serving_prompt import (
@@ -97,7 +98,7 @@ def test_in_ollama_a_chat_s_own_system_message_takes_the_place_of_ours(chatml):
 )
 def test_a_template_that_is_not_chatml_is_refused_in_a_plain_sentence(tokenizer, other):
     strange = with_template(tokenizer, other or "{{ '' }}")
-    with pytest.raises(serving_prompt.ServingError, match="chat template is not ChatML: write TEMPLATE by hand"):
+    with pytest.raises(ExportError, match="chat template is not ChatML: write TEMPLATE by hand"):
         ollama.modelfile("m.gguf", strange, ServedPrompt([SYSTEM, *SHOTS]))
 
 
@@ -109,7 +110,7 @@ def test_what_a_modelfile_cannot_say_is_refused(tokenizer, text):
         ServedPrompt([], text),
         ServedPrompt([], stop=(text,)),
     ):
-        with pytest.raises(serving_prompt.ServingError, match="A Modelfile cannot hold"):
+        with pytest.raises(ExportError, match="A Modelfile cannot hold"):
             ollama.modelfile("m.gguf", tokenizer, served)
 
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from lab.export import predictions, serving, serving_prompt
+from lab.export.model_folder import ExportError
 from lab.export.serving_prompt import ServedPrompt
 from lab.files import ROOT, STARTER_POLICY
 from lab.model import prompts
@@ -123,9 +124,7 @@ def test_a_proxy_of_the_environment_does_not_stand_between(url, folder, served, 
 def test_a_folder_without_weights_says_so_and_leaves_no_process(folder, tmp_path):
     can_serve()
     shutil.copytree(folder, tmp_path / "empty", ignore=shutil.ignore_patterns("*.safetensors"))
-    with pytest.raises(
-        serving_prompt.ServingError, match=r"ended. Its last words:[\s\S]*no file named model.safetensors"
-    ):
+    with pytest.raises(ExportError, match=r"ended. Its last words:[\s\S]*no file named model.safetensors"):
         with serving.server(tmp_path / "empty"):
             pytest.fail("it must not come up")
     assert not alive(tmp_path / "empty")
@@ -133,7 +132,7 @@ def test_a_folder_without_weights_says_so_and_leaves_no_process(folder, tmp_path
 
 def test_a_server_that_is_too_slow_is_ended(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "slow")
-    with pytest.raises(serving_prompt.ServingError, match="did not answer in 0.5 s"):
+    with pytest.raises(ExportError, match="did not answer in 0.5 s"):
         with serving.server(tmp_path / "slow", patience=0.5):
             pytest.fail("it must not come up")
     assert not alive(tmp_path / "slow")

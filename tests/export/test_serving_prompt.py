@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from lab.export import serving_prompt
+from lab.export import model_folder, serving_prompt
 from lab.export.serving_prompt import ServedPrompt
 from lab.model import prompts
 from tests.model.test_models import NO_SYSTEM
@@ -167,20 +167,14 @@ def test_a_begun_answer_is_put_as_the_model_s_template_puts_it(tokenizer):
 
 def test_a_template_that_begins_answers_otherwise_is_refused(tokenizer):
     odd = with_template(tokenizer, tokenizer.chat_template.replace("<|im_start|>assistant\n", "<|im_start|>thinker\n"))
-    with pytest.raises(serving_prompt.ServingError, match="train without a prefill"):
+    with pytest.raises(model_folder.ExportError, match="train without a prefill"):
         serving_prompt.chat_template(odd, ServedPrompt([], "<think>"))
-
-
-def test_a_lone_surrogate_can_be_written_and_comes_back(tokenizer, tmp_path):
-    served = ServedPrompt([{"role": "system", "content": "broken \ud83d, whole 🎉"}])
-    (tmp_path / "t.jinja").write_text(serving_prompt.chat_template(tokenizer, served), encoding="utf-8")
-    assert "broken \ud83d, whole 🎉" in rendered(tokenizer, served, [QUESTION])
 
 
 def test_prompts_that_do_not_begin_with_the_preamble_are_told(tokenizer):
     for chat in ([QUESTION], [{"role": "system", "content": "another"}, QUESTION], []):
         for prefill in ("", "<think>"):
-            with pytest.raises(serving_prompt.ServingError, match="01_prepare_data"):
+            with pytest.raises(model_folder.ExportError, match="01_prepare_data"):
                 ServedPrompt([SYSTEM], prefill).question(chat)
 
 
@@ -275,38 +269,18 @@ def test_every_token_that_ends_a_turn_is_there_once(tokenizer, ends, expected):
     assert found["eos_token_id"] == expected and "stop_strings" not in found
 
 
-def test_a_temperature_of_zero_is_greedy(tokenizer, tmp_path):
-    from transformers import GenerationConfig
-
-    found = GenerationConfig(
-        **serving_prompt.generation_config(WithConfig(), tokenizer, ServedPrompt([], temperature=0))
-    )
-    found.save_pretrained(tmp_path)  # raises where it contradicts itself
-    assert found.do_sample is False
-
-
-REPORT = {"preamble": [{"role": "system", "content": "S"}]}
 RUN = {
     "requested": {"temperature": 0.9, "max_completion_length": 64, "generation_kwargs": {"stop": "</answer>"}},
     "model": {"prefill": "<think>"},
-    "data": {},
+    "data": {"preamble": [SYSTEM]},
 }
 
 
-def test_how_a_run_was_asked_is_read_from_it_and_the_stop_can_be_another():
-    assert serving_prompt.served_prompt(RUN, REPORT) == ServedPrompt(
-        REPORT["preamble"], "<think>", ("</answer>",), 0.9, 64
-    )
+def test_prompt_and_sampling_are_read_from_the_run_and_the_stop_can_be_another():
+    assert serving_prompt.served_prompt(RUN) == ServedPrompt([SYSTEM], "<think>", ("</answer>",), 0.9, 64)
     assert (
-        serving_prompt.served_prompt(RUN, REPORT, "END").stop == ("END",)
-        and serving_prompt.served_prompt(RUN, REPORT, []).stop == ()
+        serving_prompt.served_prompt(RUN, "END").stop == ("END",) and serving_prompt.served_prompt(RUN, []).stop == ()
     )
-    kept = {**RUN, "data": {"preamble": []}}
-    assert serving_prompt.served_prompt(kept, REPORT).preamble == [], (
-        "what the run was trained behind, whatever the data set is now"
-    )
-    with pytest.raises(serving_prompt.ServingError, match="run notebook 01_prepare_data again"):
-        serving_prompt.served_prompt(RUN, {})
 
 
 @pytest.mark.parametrize(
@@ -320,4 +294,4 @@ def test_how_a_run_was_asked_is_read_from_it_and_the_stop_can_be_another():
 )
 def test_stops_are_found_in_both_spellings_of_a_run(kwargs, expected):
     run = {**RUN, "requested": {**RUN["requested"], "generation_kwargs": kwargs}}
-    assert serving_prompt.served_prompt(run, REPORT).stop == expected
+    assert serving_prompt.served_prompt(run).stop == expected

@@ -1,40 +1,12 @@
-"""The recipes: each changes what it says, the grid goes on where it was, and the table says no more than its runs."""
-
-import json
-import re
-import sys
+"""The recipes: each changes what it says, and the table says no more than its runs."""
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 import pytest
 
-from lab.files import ROOT, MissingInputError, write_json
-from lab.make import recipe_grid
-from lab.make.recipe_grid import train_grid
 from lab.measure import recipes
-from lab.measure.recipes import BASELINE, COMPARISONS, RECIPES, STEERED, UNTRAINED, compare_recipes
+from lab.measure.recipes import BASELINE, COMPARISONS, RECIPES, compare_recipes
 from lab.show import recipe_figures
-
-# --------------------------------------------------------------------------- the recipes
-
-
-def made(recipe, folder):
-    from trl import GRPOConfig
-
-    return GRPOConfig(**recipe_grid.grpo_settings(recipe, 1, 40, folder)).to_dict()
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_is_a_valid_config_that_differs_from_the_baseline_in_what_it_says(recipe, tmp_path):
-    base, own, changes = made("baseline", tmp_path), made(recipe, tmp_path), RECIPES[recipe]
-    assert (
-        own["per_device_train_batch_size"] * own["gradient_accumulation_steps"] == 32
-        and 32 % own["num_generations"] == 0
-    )
-    differ = {name for name in base if base[name] != own[name]} - {"logging_dir", "run_name"}
-    assert differ == set(changes) - set(STEERED) | ({"reward_weights"} if "weights" in changes else set())
-    assert all(own[name] == value for name, value in changes.items() if name not in STEERED)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -57,17 +29,9 @@ def test_format_first_pays_nothing_for_correctness_until_step_15():
     assert [weights.at(step)[0] for step in (0, 14, 15, 39)] == [0, 0, 1, 1]
 
 
-def test_an_unknown_recipe_is_refused_with_the_names_there_are():
-    with pytest.raises(ValueError, match="no recipe 'group_3'; the recipes are: baseline, format_first"):
-        train_grid(["group_3"], [1], 2, ROOT / "outputs")
-
-
-# --------------------------------------------------------------------------- what came of it
-
-
 def run(recipe, seed, correct, curve=None, steps=10):
     curve = [correct] * steps if curve is None else curve
-    curves = {name: curve for name in recipe_grid.KEPT}
+    curves = {name: curve for name in ("correctness", "no_spread")}
     return {
         "recipe": recipe,
         "seed": seed,
@@ -167,15 +131,6 @@ def test_half_right_is_reached_at_the_median_seeds_step_or_never():
     )
 
 
-def test_the_t_quantiles_hold_95_percent():
-    from math import gamma, pi, sqrt
-
-    for df, quantile in enumerate(recipes.T_QUANTILES, 1):
-        x = np.linspace(-quantile, quantile, 200_001)
-        density = gamma((df + 1) / 2) / (sqrt(df * pi) * gamma(df / 2)) * (1 + x**2 / df) ** (-(df + 1) / 2)
-        assert np.trapezoid(density, x) == pytest.approx(0.95, abs=1e-4), df
-
-
 def test_the_interval_covers_the_truth_in_95_of_100_grids():
     rng = np.random.default_rng(0)
     held = [
@@ -195,184 +150,10 @@ def test_the_sentences_say_what_the_table_says():
     )
 
 
-# --------------------------------------------------------------------------- the grid, with a stub for a worker
-
-# Light: it imports nothing of ours. What a run is asked for stands in a file beside it.
-STUB = """
-import json, os, signal, sys, time
-from pathlib import Path
-
-arguments = dict(zip(sys.argv[1::2], sys.argv[2:6:2]))
-out = Path(arguments["--out"])
-asked = json.loads(Path(__file__).with_name("asked.json").read_text())
-for name in sys.argv[sys.argv.index("--runs") + 1 :]:
-    with (out / "taken.txt").open("a") as sink:
-        sink.write(f"{os.getpid()} {name} {os.environ['OMP_NUM_THREADS']}\\n")
-    if name == os.environ.get("FAIL"):
-        raise ZeroDivisionError(f"{name} cannot be trained")
-    if name == os.environ.get("KILL") and not (out / "killed").exists():
-        (out / "killed").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    part = out / f"{os.getpid()}.part"
-    part.write_text(json.dumps(asked[name + " " + arguments["--steps"]]))
-    part.rename(out / (name.replace(":", "-seed") + ".json"))
-"""
-NAMES, NUMBERS = ("baseline", "sparse", "adaptive"), (1, 2)
-
-
-@pytest.fixture
-def stubbed(tmp_path):
-    script = tmp_path / "stub.py"
-    script.write_text(STUB)
-    runs = [(name, seed, steps) for name in NAMES for seed in NUMBERS for steps in (3, 4)]
-    write_json(
-        tmp_path / "asked.json",
-        {f"{name}:{seed} {steps}": recipe_grid.run_identity(name, seed, steps) for name, seed, steps in runs},
-    )
-    out = tmp_path / "out"
-
-    def start(steps=3, **more):
-        found, failed = train_grid(NAMES, NUMBERS, steps, out, command=(sys.executable, str(script)), poll=0.02, **more)
-        return [f"{run['recipe']}:{run['seed']}" for run in found], failed
-
-    def taken():
-        path = out / "taken.txt"
-        lines = path.read_text().splitlines() if path.exists() else []
-        path.unlink(missing_ok=True)
-        return [line.split() for line in lines]
-
-    return start, taken, out
-
-
-ALL = ["baseline:1", "sparse:1", "adaptive:1", "baseline:2", "sparse:2", "adaptive:2"]
-
-
-def test_the_grid_takes_every_run_once_and_a_second_call_takes_none(stubbed):
-    start, taken, out = stubbed
-    assert start(workers=1, runs_a_worker=3) == (ALL, {})
-    lines = taken()
-    assert sorted(name for _, name, _ in lines) == sorted(ALL) and {threads for *_, threads in lines} == {"1"}
-    assert len({pid for pid, *_ in lines}) == 2, "a worker takes three runs"
-    assert start() == (ALL, {}) and taken() == []
-
-
-def test_only_what_is_missing_half_written_or_of_other_settings_is_taken_again(stubbed):
-    start, taken, out = stubbed
-    start()
-    taken()
-    (out / "sparse-seed1.json").unlink()
-    (out / "adaptive-seed2.json").write_text('{"recipe": "adaptive", "se')
-    old = json.loads((out / "baseline-seed2.json").read_text())
-    write_json(out / "baseline-seed2.json", {**old, "settings": {**old["settings"], "beta": 0.5}})
-    assert start() == (ALL, {})
-    assert sorted(name for _, name, _ in taken()) == ["adaptive:2", "baseline:2", "sparse:1"]
-    start(steps=4)
-    assert len(taken()) == 6, "runs of another length are other runs"
-
-
-def test_a_killed_workers_run_is_taken_again(stubbed, monkeypatch):
-    start, taken, out = stubbed
-    monkeypatch.setenv("KILL", "adaptive:1")
-    assert start(runs_a_worker=3) == (ALL, {})
-    assert [name for _, name, _ in taken()].count("adaptive:1") == 2
-
-
-def test_a_failing_run_is_reported_with_the_end_of_its_log_and_the_others_go_on(stubbed, monkeypatch, capfd):
-    start, taken, out = stubbed
-    monkeypatch.setenv("FAIL", "sparse:1")
-    found, failed = start(workers=1)
-    assert found == [name for name in ALL if name != "sparse:1"] and list(failed) == ["sparse, seed 1"]
-    assert "ZeroDivisionError: sparse:1 cannot be trained" in failed["sparse, seed 1"]
-    printed = "".join(capfd.readouterr())
-    assert "sparse, seed 1 failed (1); the end of" in printed and "ZeroDivisionError" in printed
-    monkeypatch.delenv("FAIL")
-    taken()
-    assert start() == (ALL, {}) and [name for _, name, _ in taken()] == ["sparse:1"]
-
-
-def test_an_interrupt_ends_the_workers(stubbed, monkeypatch):
-    start, taken, out = stubbed
-    started = []
-    make = recipe_grid.Worker.__init__
-    monkeypatch.setattr(
-        recipe_grid.Worker, "__init__", lambda self, *given: (make(self, *given), started.append(self))[0]
-    )
-    monkeypatch.setattr(recipe_grid.Grid, "collect", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        start()
-    assert started and all(worker.process.poll() is not None for worker in started)
-
-
-# --------------------------------------------------------------------------- the record
-
-
-def full(recipe, seed, steps=40):
-    rng = np.random.default_rng([seed, len(recipe)])
-    curves = {
-        name: [None if name == "kl" and s == 0 else float(v) for s, v in enumerate(rng.random(steps))]
-        for name in recipes.CURVES
-    }
-    held_out = {"n": 128, **{name: float(rng.random()) for name in ("correct", "format", "tokens")}}
-    versions = {name: "1" for name in ("python", "torch", "transformers", "trl", "unsloth")}
-    return {
-        **recipe_grid.run_identity(recipe, seed, steps),
-        "held_out": held_out,
-        "curves": curves,
-        "seconds": {"training": 60.0, "cpu": 50.0},
-        "versions": versions,
-        "rewards_sha256": "00",
-        "adapter": "torch.float32",
-        "made": "2026-11-21",
-    }
-
-
 @pytest.fixture(scope="module")
 def whole():
-    return [full(recipe, seed) for seed in recipes.SEEDS for recipe in RECIPES]
-
-
-def test_the_record_of_the_whole_grid_is_small_and_says_the_same_as_the_runs(whole, tmp_path):
-    path = recipe_grid.write_record(tmp_path / "recipes.jsonl", whole, full(UNTRAINED, 0, 0))
-    assert path.stat().st_size < 200_000
-    header, runs = recipes.read_record(path)
-    pd.testing.assert_frame_equal(
-        compare_recipes(runs).select_dtypes("number"), compare_recipes(whole).select_dtypes("number"), atol=2e-4
-    )
-    assert (
-        header["seeds"] == list(recipes.SEEDS)
-        and header["changes"]["group_2"] == {"num_generations": 2}
-        and header["date"] == "2026-11-21"
-    )
-    assert re.match(
-        r"A record, not made just now: 45 runs of 15 recipes, 2026-11-21, 0\.6 hours",
-        recipe_grid.describe_record(header, runs),
-    )
-
-
-def test_a_half_written_last_line_is_left_out_and_a_damaged_one_is_named(whole, tmp_path):
-    path = recipe_grid.write_record(tmp_path / "recipes.jsonl", whole[:4])
-    text = path.read_text()
-    path.write_text(text[:-40])
-    assert len(recipes.read_record(path)[1]) == 3
-    path.write_text(text.replace('"seed":1', '"seed":', 1))
-    with pytest.raises(ValueError, match=r"Line 2 of .* is damaged"):
-        recipes.read_record(path)
-    path.write_text(text.splitlines()[0])
-    with pytest.raises(ValueError, match="has no runs under a header"):
-        recipes.read_record(path)
-
-
-def test_a_missing_record_says_what_makes_it(tmp_path):
-    with pytest.raises(MissingInputError, match="python -m lab.make.recipe_grid.*name recipes to train in RECIPES"):
-        recipes.read_record(tmp_path / "recipes.jsonl")
-
-
-def test_runs_that_were_not_made_alike_are_not_recorded_together(whole, tmp_path):
-    with pytest.raises(ValueError, match="differ in 'rewards_sha256'"):
-        recipe_grid.write_record(tmp_path / "recipes.jsonl", [whole[0], {**whole[1], "rewards_sha256": "11"}])
-
-
-# --------------------------------------------------------------------------- figures
+    rng = np.random.default_rng(0)
+    return [run(recipe, seed, 0.5, rng.random(40)) for seed in (1, 2, 3) for recipe in RECIPES]
 
 
 def test_the_curves_show_every_recipe_that_has_runs_and_no_other(whole):
@@ -403,18 +184,3 @@ def test_the_forest_fills_the_dots_whose_interval_leaves_zero_out():
     )
     assert [dots[y].get_markerfacecolor() == "white" for y in range(3)] == [True, False, True]
     plt.close("all")
-
-
-# --------------------------------------------------------------------------- one real run
-
-
-def test_two_real_steps_make_a_whole_record(tmp_path, monkeypatch):
-    monkeypatch.setattr(recipes, "HELD_OUT", 8)
-    recipe_grid.prepared_problems.cache_clear()
-    record = recipe_grid.train_one("adaptive", 1, 2, tmp_path)
-    recipe_grid.prepared_problems.cache_clear()
-    assert recipe_grid.finished_run(tmp_path, ("adaptive", 1), 2) == json.loads(json.dumps(record))
-    assert record["held_out"]["n"] == 8 and record["adapter"] == "torch.float32"
-    for name, curve in record["curves"].items():
-        assert len(curve) == 2 and None not in curve, name
-    assert recipe_grid.finished_run(tmp_path, ("adaptive", 1), 3) is None

@@ -14,9 +14,9 @@ import urllib.parse
 from pathlib import Path
 
 import pytest
-from tests.page.browser_payload import REWARDS, demo, large, payload
 
 from lab.page import page_file
+from tests.page.browser_payload import REWARDS, demo, large, payload
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 OFFLINE = (
@@ -1295,7 +1295,10 @@ def test_twenty_thousand_completions_open_filter_and_sort_with_right_counts(open
 
 
 def test_the_script_and_the_style_have_nothing_that_the_template_would_take_for_its_own():
-    assets = {name: (page_file.PAGE_FOLDER / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")}
+    assets = {
+        name: (page_file.PAGE_FOLDER / name).read_text(encoding="utf-8")
+        for name in ("page.html", "page.css", "page.js")
+    }
     assert [
         assets["page.html"].count(f"{{{{{name}}}}}") for name in ("CSP", "TITLE", "STYLE", "SCRIPT", "PAYLOAD")
     ] == [1] * 5

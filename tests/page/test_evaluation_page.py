@@ -8,6 +8,9 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+
+from lab.files import MissingInputError
+from lab.page import evaluation_page, page_file
 from tests.page.test_browser import (  # noqa: F401 (fixtures)
     CONTRAST,
     HOSTILE,
@@ -27,9 +30,6 @@ from tests.page.test_browser import (  # noqa: F401 (fixtures)
     unharmed,
     width_is_kept,
 )
-
-from lab.files import MissingInputError
-from lab.page import evaluation_page, page_file
 
 PROMPTS, SAMPLES = 40, 4
 KINDS = ["regression", "gain", "gain", "still wrong", "still right"]  # of the prompts, in turn
@@ -214,7 +214,10 @@ def test_files_and_tables_give_the_same_page(tmp_path):
 def test_equal_tables_give_equal_pages_apart_from_the_time(tmp_path):
     one, other = payload(), payload()
     one["run"]["made"] = other["run"]["made"] = ""
-    assert page_file.page_html(one) == page_file.page_html(other) and page_file.unpack_payload(page_file.page_html(one)) == one
+    assert (
+        page_file.page_html(one) == page_file.page_html(other)
+        and page_file.unpack_payload(page_file.page_html(one)) == one
+    )
 
 
 # --------------------------------------------------------------------------- what is missing, damaged or odd
@@ -353,7 +356,7 @@ def test_a_large_page_is_shown_smaller_in_a_notebook(tmp_path, capsys):
     shown = page_file.show_page(path, most_mb=(size - 5000) / 1e6, made_by="05_merge_and_export").data
     assert "of the page's 600 completions" in shown
     smaller = page_file.unpack_payload(
-        page_file.smaller_page(page_file.unpack_payload(path.read_text(encoding="utf-8")), (size - 5000) / 1e6)[0]
+        page_file.smaller_page(page_file.unpack_payload(path.read_text(encoding="utf-8")), (size - 5000) / 1e6)[1]
     )
     assert smaller["prompts"]["data"]["change"][:8] == ["regression"] * 8 and smaller["models"] == [
         "base",

@@ -1,84 +1,26 @@
-"""What a run's completions are read as, what is found suspect in them, and what the page is given. Small synthetic runs."""
+"""What a run's completions are read as, what is found suspect in them, and which are selected. Small synthetic runs."""
 
-import base64
-import hashlib
-import html
 import json
-import re
 from pathlib import Path
 
 import duckdb
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-import rewards
-from lab.page import answer_marks, page_file, run_page
+from lab.page import run_page
 from lab.read import completions, run_record
 from lab.read.completions import Completions
-from lab.read.selection import choose, spread
-
-WEIGHTS = {"correctness_reward": 1.0, "format_reward": 0.5}
-
-
-def one(text, right=0.0, style=1.0, **more):
-    """A row of completions, as notebook 03 writes it."""
-    return {
-        "prompt": "p0",
-        "group": 0,
-        "completion": text,
-        "correctness_reward": right,
-        "format_reward": style,
-        "advantage": 0.0,
-        "tokens": 10,
-        **more,
-    }
-
-
-def tagged(answer, reasoning="because of this and that"):
-    return f"<think>{reasoning}</think><answer>{answer}</answer>"
-
-
-def group(rows, number=0, prompt=None):
-    return [{**row, "group": number, "prompt": prompt or f"p{number}"} for row in rows]
-
-
-def distinct(n, right=0.0, style=0.0, number=0, **more):
-    """A group of texts that no rule finds alike."""
-    words = [
-        "".join(chr(97 + (i * 7 + j * j * (number + 3)) % 26) * 3 for j in range(12)) + str(i * 977) for i in range(n)
-    ]
-    return group([one(tagged(i, word), right, style, **more) for i, word in enumerate(words)], number)
-
-
-def make_run(folder, steps, log=None, about=None):
-    """A run's folder: {step: rows or a table}, and its log where the means of the rewards are not enough."""
-    (folder / "completions").mkdir(parents=True, exist_ok=True)
-    lines = []
-    for step, rows in steps.items():
-        table = rows if isinstance(rows, pa.Table) else pa.Table.from_pandas(pd.DataFrame(rows), preserve_index=False)
-        if "step" not in table.column_names:
-            table = table.add_column(0, "step", pa.array([step] * len(table), pa.int64()))
-        pq.write_table(table, folder / "completions" / f"completions_{step:05d}.parquet")
-        named = [name for name in table.column_names if name.endswith("_reward") or "_reward_v" in name]
-        means = {f"rewards/{name}/mean": 0.5 for name in named}
-        lines.append({"step": step, "reward": 1.0, **means, **(log or {}).get(step, {})})
-    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    entries = [{"name": name, "weight": weight, "range": [0.0, 1.0], "columns": []} for name, weight in WEIGHTS.items()]
-    record = {"status": "finished", "seconds": 1.0, "rewards": {"rewards": entries}, **(about or {})}
-    (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
-    return run_record.read_run(folder)
+from lab.read.held_out import held_out_answers
+from lab.read.selection import choose_groups, spread
+from tests.read.small_runs import distinct, group, healthy, make_run, one, tagged, with_evaluations, wrong_at
 
 
 def found_in(record, **more):
     """(rule, step, group, place) of all suspects of a run."""
     with Completions(record, **more) as table:
         return set(table.suspects()[["rule", "step", "group", "place"]].itertuples(index=False, name=None))
-
-
-# --------------------------------------------------------------------------- reading
 
 
 def test_the_table_has_place_total_and_verdict_of_every_completion(tmp_path):
@@ -217,34 +159,10 @@ def test_names_of_columns_can_do_no_harm(tmp_path):
     }
 
 
-def damage(path):
-    """Overwrites the pages, and leaves the footer whole."""
-    content = bytearray(path.read_bytes())
-    content[4:300] = b"\xa5" * 296
-    path.write_bytes(content)
-
-
-def test_damage_in_a_column_that_only_the_page_reads_is_found_as_well(tmp_path):
-    rng = np.random.default_rng(0)
-    noted = [{**row, "note": rng.bytes(200).hex()} for row in distinct(8)]
-    record = make_run(tmp_path, {1: noted, 2: noted})
-    path = record.completions[0]
-    group = pq.ParquetFile(path).metadata.row_group(0)
-    chunk = next(group.column(i) for i in range(group.num_columns) if group.column(i).path_in_schema == "note")
-    content = bytearray(path.read_bytes())
-    start = chunk.dictionary_page_offset or chunk.data_page_offset
-    content[start : start + chunk.total_compressed_size] = b"\xa5" * chunk.total_compressed_size
-    path.write_bytes(content)
-    found = run_page.run_payload(record)
-    assert set(found["completions"]["step"]) == {2} and found["run"]["notes"] == [
-        f"{path.name} left out: it is damaged"
-    ]
-
-
 def test_what_cannot_be_read_is_left_out_and_said(tmp_path):
     make_run(tmp_path, {step: distinct(8) for step in range(1, 7)})
     files = sorted((tmp_path / "completions").glob("*.parquet"))
-    damage(files[1])
+    files[1].write_bytes(b"PAR1 half")
     pd.DataFrame({"other": [1]}).to_parquet(files[2])
     pd.DataFrame([one("a")]).head(0).to_parquet(files[3])
     record = run_record.read_run(tmp_path)
@@ -255,17 +173,15 @@ def test_what_cannot_be_read_is_left_out_and_said(tmp_path):
             "completions_00003.parquet left out: it has no columns prompt and completion",
             "completions_00004.parquet left out: it has no rows",
             "completions_00005.parquet left out: it cannot be read (ArrowInvalid)",
-            "completions_00002.parquet left out: it is damaged",
         ]
-    assert run_page.run_payload(record)["run"]["notes"] == table.notes
+    assert run_page.run_payload(record)["run"]["notes"] == [*record.notes, *table.notes]
 
 
-@pytest.mark.parametrize("harm", [damage, lambda path: path.unlink()])
-def test_a_run_without_readable_completions_says_so_and_leaves_nothing_behind(tmp_path, monkeypatch, harm):
+def test_a_run_without_readable_completions_says_so_and_leaves_nothing_behind(tmp_path, monkeypatch):
     make_run(tmp_path / "run", {1: distinct(8)})
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    harm(tmp_path / "run/completions/completions_00001.parquet")
+    (tmp_path / "run/completions/completions_00001.parquet").unlink()
     with pytest.raises(ValueError, match="has no readable completions"):
         Completions(run_record.read_run(tmp_path / "run"))
     assert not any((tmp_path / "temporary").iterdir())
@@ -336,9 +252,6 @@ def test_a_reward_of_ones_own_decides_where_it_is_named(tmp_path):
         assert [None if pd.isna(value) else value for value in right] == expected
 
 
-# --------------------------------------------------------------------------- ranges
-
-
 @pytest.mark.parametrize(
     "name, recorded, scores, expected",
     [
@@ -376,33 +289,6 @@ def test_an_edited_reward_has_the_range_of_its_edit(tmp_path):
         }
 
 
-# --------------------------------------------------------------------------- suspects
-
-
-def healthy():
-    """A run that learns: eight groups of eight, mixed at first and all right at the end, no two texts alike."""
-    steps = {}
-    for step in range(1, 11):
-        rows = []
-        for number in range(8):
-            texts = distinct(8, number=number + 8 * step)
-            rows += group(
-                [
-                    {
-                        **row,
-                        "correctness_reward": float(i < step),
-                        "format_reward": float(i < step or i % 2),
-                        "tokens": 20 + i,
-                    }
-                    for i, row in enumerate(texts)
-                ],
-                number,
-                f"p{step}-{number}",
-            )
-        steps[step] = rows
-    return steps
-
-
 def test_a_healthy_run_has_no_suspects(tmp_path):
     record = make_run(tmp_path, healthy(), about={"effective": {"max_completion_length": 64}})
     with Completions(record) as table:
@@ -414,12 +300,6 @@ def test_a_solved_run_that_always_says_the_same_has_no_suspects(tmp_path):
     rows = [row for number in range(8) for row in group([one(tagged(4), 1.0)] * 8, number)]
     with Completions(make_run(tmp_path, {1: rows, 2: rows})) as table:
         assert set(table.suspect_counts().values()) == {0} and table.select().suspects == {}
-
-
-def wrong_at(total, *, rights=(1.5, 1.2)):
-    """A group with right totals, and one judged wrong at this total; the best of another step is 1.5."""
-    given = [(1.0, right - 1.0) for right in rights] + [(0.0, total), *[(0.0, 0.0)] * 5]
-    return [{**row, "correctness_reward": r, "format_reward": 2 * s} for row, (r, s) in zip(distinct(8), given)]
 
 
 @pytest.mark.parametrize(
@@ -552,17 +432,6 @@ def test_right_without_a_text_is_suspect(tmp_path):
     assert found_in(make_run(tmp_path, {1: rows})) == {("right_without_answer", 1, 0, 2)}
 
 
-@pytest.mark.parametrize("with_answers, suspect", [(3, {3}), (1, set())])
-def test_right_without_an_answer_is_suspect_where_most_right_ones_have_one(tmp_path, with_answers, suspect):
-    rows = distinct(4, right=1.0)
-    for row in rows[with_answers:]:
-        row["completion"] = row["completion"].replace("answer", "reply")
-    found = run_page.run_payload(make_run(tmp_path, {1: rows}))
-    assert {int(i) for i in found["suspects"]["more"]} == suspect
-    counts = {rule["id"]: rule["n"] for rule in found["suspects"]["rules"]}
-    assert counts["right_without_answer"] == len(suspect)
-
-
 def test_every_suspect_has_its_reason_with_its_numbers(tmp_path):
     rows = wrong_at(1.2)
     rows[7] |= {"tokens": 200}
@@ -582,9 +451,6 @@ def test_a_completion_may_fall_under_several_rules_and_have_several_reasons(tmp_
     assert list(why) == ["near_duplicates", "very_long", "wrong_but_high"] and why["near_duplicates"].count("; ") == 1
 
 
-# --------------------------------------------------------------------------- selection
-
-
 def groups_of(steps, a_step, size=8, length=100):
     number = [(step, grp) for step in range(1, steps + 1) for grp in range(a_step)]
     table = pd.DataFrame(number, columns=["step", "grp"])
@@ -595,14 +461,16 @@ def test_everything_is_shown_where_it_fits(tmp_path):
     with Completions(make_run(tmp_path, healthy())) as table:
         kept = table.select()
     assert (
-        len(kept.texts) == 640 and kept.left_out == "" and kept.said == "All 640 completions of 80 prompts in 10 steps."
+        len(kept.texts) == 640
+        and kept.left_out == ""
+        and kept.summary == "All 640 completions of 80 prompts in 10 steps."
     )
 
 
 @pytest.mark.parametrize("limit, characters", [(640, 10**9), (10**9, 64_000), (641, 64_799), (1000, 10**9), (9, 10**9)])
 def test_a_selection_stays_within_its_limits_in_whole_groups(limit, characters):
     table = groups_of(50, 8)
-    chosen = table.loc[choose(table, range(0, 400, 7), limit, characters).groups]
+    chosen = table.loc[choose_groups(table, range(0, 400, 7), limit, characters).groups]
     assert (
         len(chosen) == len(set(chosen.index))
         and 0 < chosen["n"].sum() <= limit
@@ -614,32 +482,32 @@ def test_a_selection_stays_within_its_limits_in_whole_groups(limit, characters):
 def test_a_selection_has_the_latest_step_suspects_the_first_step_and_steps_spread_evenly():
     table = groups_of(100, 10)
     suspects = [10 * step + 3 for step in range(40, 60)]
-    choice = choose(table, suspects, 8 * 200, 10**9)
+    choice = choose_groups(table, suspects, 8 * 200, 10**9)
     kept = table.loc[choice.groups]
     whole = kept.groupby("step").size().loc[lambda n: n == 10].index.tolist()
     assert whole[0] == 1 and whole[-1] == 100 and set(suspects) <= set(choice.groups)
     assert max(np.diff(whole)) <= 2 * (100 / (len(whole) - 1)) and sum(kept["n"]) == 1600
-    assert choice.said.startswith(
+    assert choice.summary.startswith(
         "all of the latest step, 100 (80); groups with suspects (160); the first step, 1 (80); "
     )
 
 
 def test_suspects_take_at_most_a_third():
     table = groups_of(100, 10)
-    choice = choose(table, range(0, 800), 8 * 300, 10**9)
-    assert "groups with suspects (800)" in choice.said
+    choice = choose_groups(table, range(0, 800), 8 * 300, 10**9)
+    assert "groups with suspects (800)" in choice.summary
 
 
 def test_a_latest_step_that_does_not_fit_is_shown_in_part_and_said():
     table = groups_of(3, 100)
-    choice = choose(table, [], 8 * 10, 10**9)
-    assert choice.said == "what fits of the latest step, 3 (80)" and {table.loc[i, "step"] for i in choice.groups} == {
-        3
-    }
+    choice = choose_groups(table, [], 8 * 10, 10**9)
+    assert choice.summary == "what fits of the latest step, 3 (80)" and {
+        table.loc[i, "step"] for i in choice.groups
+    } == {3}
 
 
 def test_a_limit_below_one_group_shows_one_group():
-    assert len(choose(groups_of(3, 4), [], 1, 1).groups) == 1
+    assert len(choose_groups(groups_of(3, 4), [], 1, 1).groups) == 1
 
 
 @pytest.mark.parametrize("limits", [{"limit": 0}, {"limit": -1}, {"characters": 0}])
@@ -653,22 +521,13 @@ def test_spread_has_each_item_once(n):
     assert sorted(spread(range(n))) == list(range(n))
 
 
-def test_a_selection_is_in_the_order_of_step_prompt_and_place(tmp_path):
-    steps = {1: distinct(2, number=0) + distinct(2, number=1), 2: distinct(2, number=1) + distinct(2, number=0)}
-    found = run_page.run_payload(make_run(tmp_path, steps))
-    rows = found["completions"]
-    order = list(zip(rows["step"], rows["prompt"], rows["place"]))
-    assert order == [(1, 0, 1), (1, 0, 2), (1, 1, 1), (1, 1, 2), (2, 0, 1), (2, 0, 2), (2, 1, 1), (2, 1, 2)]
-    assert found["prompts"]["text"] == ["p0", "p1"] and found["prompts"]["seen"] == [[1, 2], [1, 2]]
-
-
 def test_a_selection_says_what_it_is_and_what_it_lacks(tmp_path):
     steps = healthy()
     steps[5][0]["completion"] = "😀" * 20_001
     with Completions(make_run(tmp_path, steps)) as table:
         part, whole = table.select(limit=200), table.select()
     said = "200 of 640 completions, whole groups only: all of the latest step, 10 (64); the first step, 1 (64); "
-    assert part.said.startswith(said)
+    assert part.summary.startswith(said)
     assert part.left_out.startswith("Not in this page: 440 completions, 0 suspects and 6 whole steps among them")
     assert whole.left_out == "1 completion cut after 20,000 characters." and whole.rows["cut"].sum() == 1
     assert max(whole.texts, key=len) == "😀" * 20_000
@@ -684,425 +543,11 @@ def test_suspects_of_each_rule_have_their_turn(tmp_path):
     assert "wrong_but_high" in {rule for why in kept.suspects.values() for rule in why}
 
 
-# --------------------------------------------------------------------------- the payload
-
-HOSTILE = [
-    "</script><script>alert(1)</script>",
-    "<!-- <script>",
-    "\0 NUL \x1b[31m",
-    "\u202eRTL\u2066",
-    "😀" * 3,
-    "​zero​width",
-    "\u2028\u2029",
-    "x" * 30_000,
-    "]]>",
-    "{{PAYLOAD}}",
-    "=1+1",
-    "a\r\nb\rc",
-    "\ufffe\uffff",
-    "",
-]
-
-
-def columns_of(table):
-    """Every list of a table that is kept column by column."""
-    for values in table.values():
-        yield from columns_of(values) if isinstance(values, dict) else [values]
-
-
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hostile") / "run"
-    extras = {
-        "big": 2**62,
-        "raw": b"\xff\x00",
-        "many": [1, None],
-        "deep": {"a": [1.5]},
-        "odd": float("inf"),
-        "none": None,
-        "flag": True,
-        "long": "y" * 3000,
-        "data/answer": "42",
-        "data/template": "plain",
-        "prompt_tokens": 7,
-    }
-    rows = [one(text, float(i % 2), **extras, prompt=text or "empty", group=i) for i, text in enumerate(HOSTILE)]
-    make_run(
-        folder, {1: rows, 2: group([one(tagged(4), 1.0, **extras)] * 2, 0)}, {2: {"kl": 0.123456789, "own/metric": 3.0}}
-    )
-    printed = [{"step": 1, "text": "\ud800 half"}, {"text": "no step"}, {"step": 2, "text": "</script>"}]
-    (folder / "printed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in printed))
-    (folder / "events.jsonl").write_text(json.dumps({"step": 2, "kind": "resumed", "after_step": 1}) + "\n{half")
-    return run_record.read_run(folder, name="\udfff <b>&")
-
-
-def test_the_payload_is_whole(hostile):
-    found = run_page.run_payload(hostile)
-    texts = found["completions"]["text"]
-    assert list(found) == [
-        "version",
-        "run",
-        "selection",
-        "rewards",
-        "data_columns",
-        "extra_columns",
-        "marks",
-        "prompts",
-        "completions",
-        "suspects",
-        "metrics",
-        "printed",
-        "events",
-    ]
-    assert (
-        {len(values) for values in columns_of(found["completions"])}
-        == {len(HOSTILE) + 2}
-        == {found["selection"]["kept"]}
-    )
-    assert {len(values) for values in columns_of(found["prompts"])} == {len(HOSTILE) + 1}
-    assert texts == [text[:20_000] for text in HOSTILE] + [tagged(4)] * 2
-    assert found["completions"]["cut"][HOSTILE.index("x" * 30_000)] == 10_000
-    assert [found["prompts"]["text"][i][:50] for i in found["completions"]["prompt"]][:2] == [
-        text[:50] for text in HOSTILE[:2]
-    ]
-    assert found["prompts"]["seen"][-1] == [2] and found["prompts"]["tokens"] == [7] * (len(HOSTILE) + 1)
-    assert found["prompts"]["data"] == {"answer": ["42"] * 15, "template": ["plain"] * 15}
-    assert found["rewards"][0] == {"name": "correctness_reward", "low": 0, "high": 1, "decides": True}
-    sets = found["suspects"]["sets"]
-    assert sets[0] == [] and all(0 <= i < len(sets) for i in found["completions"]["suspect"])
-
-
-def test_values_of_other_columns_become_numbers_texts_or_nothing(hostile):
-    extras = {name: values[0] for name, values in run_page.run_payload(hostile)["completions"]["extras"].items()}
-    long = extras.pop("long")
-    assert extras == {
-        "big": str(2**62),
-        "raw": "\\xFF\\x00",
-        "many": "[1,null]" if "1.0" not in extras["many"] else "[1.0,null]",
-        "deep": '{"a":[1.5]}',
-        "odd": None,
-        "none": None,
-        "flag": True,
-    }
-    assert long == "y" * 2000 + "\n[… 1000 characters left out]"
-
-
-@pytest.mark.parametrize(
-    "value, expected",
-    [
-        (1 / 3, 0.333333),
-        (1234567.8, 1234570.0),
-        (2.0, 2),
-        (-0.0, 0),
-        (np.float32(0.5), 0.5),
-        (np.int64(7), 7),
-        (np.bool_(True), True),
-        (float("nan"), None),
-        (float("-inf"), None),
-        (None, None),
-        (pd.NA, None),
-        (2**60, str(2**60)),
-        (10**400, str(10**400)),
-        (1e300, 1e300),
-        (b"a\xff", "a�"),
-        ([1], "[1]"),
-        ({"a": 1}, "{'a': 1}"),
-        ("text", "text"),
-    ],
-)
-def test_a_scalar_is_what_json_has(value, expected):
-    found = page_file.json_value(value)
-    assert found == expected and type(found) is type(expected)
-
-
-def test_the_log_events_and_prints_are_in_the_payload(hostile):
-    found = run_page.run_payload(hostile)
-    assert found["metrics"]["step"] == [1, 2] and found["metrics"]["columns"]["kl"] == [None, 0.123457]
-    assert found["metrics"]["own"] == ["own/metric"] and "step" not in found["metrics"]["columns"]
-    assert found["printed"] == [{"step": 1, "text": "\ud800 half"}, {"step": 2, "text": "</script>"}]
-    assert found["events"] == [{"step": 2, "kind": "resumed", "said": "the run went on after step 1"}]
-
-
-@pytest.mark.parametrize(
-    "event, said",
-    [
-        ({"kind": "health", "rule": "clipped", "verdict": "warn", "message": "cut"}, "warn, clipped: cut"),
-        (
-            {"kind": "adapter_check", "moved": 1, "of": 2, "base_changed": 0, "base_tensors": 3},
-            "1 of 2 trained tensors moved; of 3 frozen ones 0 changed",
-        ),
-        (
-            {"kind": "reward_changed", "name": "a_v2", "was": "a", "mean_before": None, "mean_after": 0.5},
-            "a_v2 from now on, for a; mean on the last completions – → 0.500",
-        ),
-        ({"kind": "reward_refused", "reward": "a", "error": "bad"}, "the edit of a was refused: bad"),
-        ({"kind": "failed", "reason": "no"}, "the run failed: no"),
-        ({"kind": "interrupted"}, "the run was interrupted: –"),
-        ({"kind": "something new", "x": 1}, "x: 1"),
-    ],
-)
-def test_events_are_told_in_words(event, said):
-    assert run_page.event_line({"step": 3, **event}) == {"step": 3, "kind": event["kind"], "said": said}
-
-
-def test_equal_runs_give_equal_pages_but_for_the_time(hostile):
-    first, second = (run_page.run_payload(hostile) for _ in range(2))
-    first["run"].pop("made"), second["run"].pop("made")
-    assert page_file.pack_payload(first) == page_file.pack_payload(second)
-    assert base64.b64decode(page_file.pack_payload(first))[4:8] == b"\0\0\0\0"  # gzip's own time
-
-
-# --------------------------------------------------------------------------- answers and formats
-
-TAGS, BOXED, HASHED = rewards.TagFormat(), rewards.BoxedFormat(), rewards.HashFormat()
-
-
-@pytest.mark.parametrize(
-    "format, text, answer",
-    [
-        (TAGS, "<think>2</think><answer> 4 </answer>", "4"),
-        (TAGS, "<think>😀 <answer>5</answer>?</think>\n<answer>\n4\n</answer>", "4"),
-        (TAGS, "prefilled</think><answer>4</answer>", "4"),
-        (TAGS, "<answer>4</answer><think>4</think>", "4"),
-        (TAGS, "<think><answer>4</answer></think><answer>4</answer>", "4"),
-        (TAGS, "<answer>4</answer><think>so <answer>4</answer></think>", "4"),
-        (TAGS, "<answer>4</answer>" + "\n" * 3000, "4"),
-        (TAGS, "<answer>4</answer> No, it is 5.", None),
-        (TAGS, "<answer>4</answer><answer>5</answer>", None),
-        (TAGS, "nothing", None),
-        (rewards.TagFormat("r", "a"), "<r>x</r><a>😀</a>", "😀"),
-        (BOXED, "so \\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
-        (BOXED, "so \\boxed{1", None),
-        (HASHED, "😀 so\n#### 42\n", "42"),
-        (HASHED, "so #### 42", None),
-    ],
-)
-def test_the_span_of_an_answer_is_in_utf16_and_outside_the_reasoning(format, text, answer):
-    span = answer_marks.answer_span(text, format)
-    units = text.encode("utf-16-le")
-    assert (None if span is None else units[2 * span[0] : 2 * span[1]].decode("utf-16-le")) == answer
-    if answer and "</think>" in text:
-        end = len(text[: text.rindex("</think>")].encode("utf-16-le")) // 2
-        assert span == [8, 9] if text.startswith("<answer>") else span[0] > end
-
-
-def test_a_cut_text_has_no_answer(tmp_path):
-    rows = [one("<answer>4</answer>" + " " * 30_000, 1.0), one("<answer>4</answer>", 1.0)]
-    assert run_page.run_payload(make_run(tmp_path, {1: rows}))["completions"]["answer"] == [None, [8, 9]]
-
-
-@pytest.mark.parametrize(
-    "format, kinds",
-    [
-        (TAGS, [("<think>", "</think>", "reasoning"), ("<answer>", "</answer>", "answer")]),
-        (BOXED, [("\\boxed{", "}", "answer")]),
-        (HASHED, [("####", "\n", "answer")]),
-    ],
-)
-def test_marks_are_pairs_of_reasoning_and_answer(format, kinds):
-    assert [(mark["open"], mark["close"], mark["kind"]) for mark in answer_marks.format_marks(format)] == kinds
-
-
-@pytest.mark.parametrize(
-    "source, expected",
-    [
-        ("FORMAT: Format = TagFormat()", TAGS),
-        ("FORMAT = BoxedFormat()", BOXED),
-        ('FORMAT: Format = TagFormat("reasoning", final="reply")', rewards.TagFormat("reasoning", "reply")),
-        ("FORMAT = OwnFormat()", rewards.FORMAT),
-        ("FORMAT = TagFormat(1, 2, 3, 4)", rewards.FORMAT),
-        ("broken(", rewards.FORMAT),
-        ("raise SystemExit\nFORMAT = HashFormat()", HASHED),
-        ("FORMAT = TagFormat(open('x').read())", rewards.FORMAT),
-    ],
-)
-def test_the_format_is_read_from_the_runs_own_rewards_without_running_them(tmp_path, source, expected):
-    for version, text in (("v1", "FORMAT = HashFormat()"), ("v2", "FORMAT = HashFormat()"), ("v10", source)):
-        (tmp_path / "rewards" / version).mkdir(parents=True)
-        (tmp_path / "rewards" / version / "rewards.py").write_text(text)
-    assert answer_marks.format_of_run(make_run(tmp_path, {1: [one("a")]})) == expected
-
-
-# --------------------------------------------------------------------------- the page
-
-
-@pytest.fixture
-def template(tmp_path, monkeypatch):
-    """A page as small as can be, in the place of the real one."""
-    folder = tmp_path / "page"
-    folder.mkdir()
-    (folder / "page.html").write_text(
-        '<meta content="{{CSP}}"><title>{{TITLE}}</title><style>{{STYLE}}</style>'
-        '<script type="application/octet-stream" id="payload">{{PAYLOAD}}</script><script>{{SCRIPT}}</script>'
-    )
-    (folder / "page.css").write_text("p { color: red }")
-    (folder / "page.js").write_text("// {{TITLE}} é")
-    monkeypatch.setattr(page_file, "PAGE_FOLDER", folder)
-
-
-def test_the_page_has_its_payload_and_no_text_of_a_model(template, hostile):
-    found = run_page.run_payload(hostile)
-    text = page_file.page_html(found)
-    assert page_file.unpack_payload(text) == found
-    assert "alert(1)" not in text and "// {{TITLE}} é</script>" in text
-    assert "<title>Completions of ? &lt;b&gt;&amp;</title>" in text
-
-
-def test_the_policy_allows_the_pages_own_style_and_script_alone(hostile):
-    text = page_file.page_html(run_page.run_payload(hostile))
-    policy = html.unescape(re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1])
-    style, script = (
-        re.search(r"<style>(.*?)</style>", text, re.DOTALL)[1],
-        re.findall(r"<script>(.*?)</script>", text, re.DOTALL),
-    )
-    hashes = [base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in (style, *script)]
-    assert policy.startswith("default-src 'none'") and len(script) == 1 and "unsafe" not in policy
-    assert re.findall(r"sha256-([^']+)'", policy) == [hashes[1], hashes[0]]
-
-
-def test_writing_a_page_says_where_how_big_and_what_it_lacks(template, tmp_path, capsys):
-    make_run(tmp_path / "outputs/run", healthy())
-    (tmp_path / "outputs/run/completions/completions_00003.parquet").write_bytes(b"PAR1 half")
-    path = run_page.write_run_page(tmp_path / "outputs/run", limit=100)
-    said = capsys.readouterr().out
-    assert (
-        path == tmp_path / "outputs/completions.html"
-        and page_file.unpack_payload(path.read_text())["selection"]["kept"] == 96
-    )
-    assert f"{path} (" in said and " kB): 96 of 576 completions" in said and "Not in this page: 480 completions" in said
-    assert "1 half-written file of completions left out" in said
-
-
-def test_a_page_goes_where_it_is_told(template, tmp_path):
-    record = make_run(tmp_path / "run", {1: distinct(8)})
-    assert run_page.write_run_page(record, tmp_path / "here" / "page.html").is_file()
-
-
-def test_a_page_is_shown_in_a_frame_that_reaches_nothing_outside(template, tmp_path):
-    path = run_page.write_run_page(make_run(tmp_path / "run", {1: distinct(8)}), tmp_path / "page.html")
-    shown = page_file.show_page(path, height=300).data
-    inside = html.unescape(re.search(r'srcdoc="([^"]*)"', shown)[1])
-    assert inside == path.read_text() and 'sandbox="allow-scripts allow-downloads"' in shown and 'height="300"' in shown
-
-
-def test_a_page_that_is_too_large_is_shown_with_fewer_completions_which_is_said(template, tmp_path):
-    rng = np.random.default_rng(0)
-    steps = healthy()
-    for row in (row for rows in steps.values() for row in rows):
-        row["completion"] += "".join(map(chr, rng.integers(97, 123, 500)))
-    path = run_page.write_run_page(make_run(tmp_path / "run", steps), tmp_path / "page.html")
-    shown = page_file.show_page(path, most_mb=0.1).data
-    found = page_file.unpack_payload(html.unescape(re.search(r'srcdoc="([^"]*)"', shown)[1]))
-    kept = found["completions"]
-    assert path.stat().st_size > 2e5 and 64 < len(kept["text"]) < 300
-    assert f"Shown here are {len(kept['text'])} of the page" in shown and str(path) in shown
-    assert kept["step"].count(10) == 64 and found["selection"]["of"] == 640
-    assert "completions of the whole page" in found["selection"]["said"]
-    whole = page_file.unpack_payload(path.read_text())
-    prompts = {
-        text: whole["prompts"]["text"][p]
-        for text, p in zip(whole["completions"]["text"], whole["completions"]["prompt"])
-    }
-    assert all(prompts[text] == found["prompts"]["text"][p] for text, p in zip(kept["text"], kept["prompt"]))
-    assert {len(values) for values in columns_of(found["prompts"])} == {len(set(kept["prompt"]))}
-
-
-@pytest.mark.parametrize("text", ["", "<html>", '<script type="application/octet-stream" id="payload">AAAA</script>'])
-def test_what_is_no_page_is_refused(text):
-    with pytest.raises(ValueError, match="no completions page"):
-        page_file.unpack_payload(text)
-
-
-def test_a_page_of_a_run_whose_log_is_not_there_yet(template, tmp_path):
-    make_run(tmp_path / "run", {1: distinct(8)})
-    (tmp_path / "run/log.jsonl").write_text("")
-    found = page_file.unpack_payload(run_page.write_run_page(tmp_path / "run").read_text())
-    assert found["metrics"] == {"step": [], "columns": {}, "own": []} and found["run"]["steps"] == 1
-    assert list(found["completions"]["scores"]) == ["correctness_reward", "format_reward"]
-
-
-# --------------------------------------------------------------------------- held-out answers
-
-
-def with_evaluations(record, **more):
-    """The run with two evaluations of the same two questions; the second gets the first of them right."""
-    for step, right in ((0, 0.0), (2, 1.0)):
-        table = pd.DataFrame(
-            {
-                "step": step,
-                "prompt": ["h0", "h1"],
-                "data/answer": ["7", "8"],
-                "completion": [tagged(7), tagged(9)],
-                "tokens": 5,
-                "correctness_reward": [right, 0.0],
-                "format_reward": 1.0,
-                **more,
-            }
-        )
-        path = record.folder / f"held_out/held_out_{step:05d}.parquet"
-        path.parent.mkdir(exist_ok=True)
-        table.to_parquet(path)
-    return run_record.read_run(record.folder)
-
-
-def test_held_out_answers_stand_beside_the_others_in_the_order_of_their_steps(tmp_path):
-    steps = {1: distinct(4, **{"data/answer": "1"}), 2: distinct(4, 1.0, number=1, **{"data/answer": "2"})}
-    page = run_page.run_payload(with_evaluations(make_run(tmp_path, steps)))
-    rows, prompts = page["completions"], page["prompts"]
-    assert rows["step"] == [0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2] == sorted(rows["step"])
-    assert page["data_columns"] == ["set", "answer"] and prompts["data"]["set"] == ["training"] * 2 + ["held out"] * 2
-    assert (
-        prompts["text"][2:] == ["h0", "h1"]
-        and prompts["seen"][2] == [0, 2]
-        and prompts["data"]["answer"] == ["1", "2", "7", "8"]
-    )
-    first = [i for i, prompt in enumerate(rows["prompt"]) if prompt == 2]
-    assert [rows["right"][i] for i in first] == [False, True] and [rows["total"][i] for i in first] == [0.5, 1.5]
-    assert [rows["advantage"][i] for i in first] == [None] * 2 and prompts["best"][2] == 1.5 and prompts["mean"][2] == 1
-    at, end = rows["answer"][first[0]]
-    assert (
-        rows["text"][first[0]][at:end] == "7"
-        and len({len(values) for values in (*rows["scores"].values(), rows["suspect"], rows["cut"])}) == 1
-    )
-    assert "Beside them 4 greedy answers to 2 held-out prompts in 2 evaluations" in page["selection"]["said"]
-    assert page["selection"]["of"] == 8, "a count of what was trained on"
-
-
-def test_a_suspect_stays_the_same_completion_when_held_out_answers_stand_between(tmp_path):
-    rows = group(
-        [one(tagged(i, f"as {i} is {i * i}"), float(i == 3), 1.0, tokens=500 if i == 2 else 20) for i in range(4)]
-    )
-    page = run_page.run_payload(with_evaluations(make_run(tmp_path, {1: rows, 3: distinct(4, 1.0)})))
-    (which,) = [int(i) for i, why in page["suspects"]["more"].items() if "very_long" in why]
-    assert page["completions"]["tokens"][which] == 500 and page["suspects"]["sets"][
-        page["completions"]["suspect"][which]
-    ] == ["very_long"]
-
-
-def test_evaluations_without_their_prompts_are_left_out_and_a_column_called_set_stays(tmp_path):
-    record = make_run(tmp_path, {1: distinct(4, **{"data/set": "mine"})})
-    page = run_page.run_payload(with_evaluations(record))
-    assert page["data_columns"] == ["set of prompts", "set"] and page["prompts"]["data"]["set"] == ["mine", None, None]
-    for path in (tmp_path / "held_out").iterdir():
-        pd.read_parquet(path).drop(columns=["prompt"]).to_parquet(path)
-    assert run_page.run_payload(run_record.read_run(tmp_path))["data_columns"] == ["set"]
-
-
 def test_of_many_held_out_answers_the_first_prompts_are_kept_with_all_of_theirs(tmp_path):
-    from lab.read import held_out
-
-    kept = held_out.answers(with_evaluations(make_run(tmp_path, {1: distinct(4)})), most=2)
+    record = with_evaluations(make_run(tmp_path, {1: distinct(4)}))
+    with Completions(record) as table:
+        kept = held_out_answers(record, table.rewards, most=2)
     assert kept["prompt"].tolist() == ["h0", "h0"] and kept["step"].tolist() == [0, 2]
-
-
-def test_a_data_column_that_the_prompts_have_word_for_word_is_not_shown_twice(tmp_path):
-    question = "How many pens has Tom after he buys three?"
-    rows = [
-        {**row, "prompt": f"system user {question}", "data/question": question, "data/name": "Tom"}
-        for row in distinct(4)
-    ]
-    page = run_page.run_payload(make_run(tmp_path, {1: rows}))
-    assert page["data_columns"] == ["name"] == list(page["prompts"]["data"])
 
 
 def test_a_folders_name_is_no_pattern_and_no_column(tmp_path):
@@ -1114,25 +559,3 @@ def test_a_folders_name_is_no_pattern_and_no_column(tmp_path):
                 "SELECT count(*) AS n, max(correctness_reward) AS best, max(step) AS step FROM completions"
             )
         assert found.iloc[0].tolist() == [4, 0.0, 1], name
-
-
-def test_a_smaller_page_says_what_it_leaves_out_and_keeps_what_was_trained_on(tmp_path):
-    whole = run_page.run_payload(
-        with_evaluations(make_run(tmp_path, {step: distinct(4, number=step) for step in range(1, 9)}))
-    )
-    part = run_page.shrunk(whole, 12, 10**9)
-    assert set(part["prompts"]["data"]["set"]) == {"training"} and len(part["completions"]["step"]) == 12
-    assert part["selection"]["left_out"] == "24 completions of the page's file, held-out answers among them."
-
-
-def test_damaged_and_very_long_held_out_answers_do_no_harm(tmp_path):
-    record = with_evaluations(make_run(tmp_path, {1: distinct(4)}), completion="x" * 30_000)
-    path = record.held_out[0]
-    path.write_bytes(path.read_bytes()[:4] + b"\0" * 60 + path.read_bytes()[64:])
-    page = run_page.run_payload(record)
-    held = [i for i, cut in enumerate(page["completions"]["cut"]) if cut]
-    assert page["run"]["notes"] == ["held-out answers of 1 evaluation left out: damaged, or kept without their prompts"]
-    assert len(held) == 2 and all(page["completions"]["cut"][i] == 10_000 for i in held), (
-        "one evaluation of two is left"
-    )
-    assert max(map(len, page["completions"]["text"])) == 20_000

@@ -30,7 +30,7 @@ from rewards import (
 )
 from scoring import contract
 from scoring.audit import audit
-from scoring.probes import make_probes, near_miss
+from scoring.probes import make_probes, make_trials, near_miss
 
 
 def word_problems(n):
@@ -45,9 +45,6 @@ def failures(function, rows=ROWS):
     """What the audit says against one function: {what: score of the offending completion}."""
     found = audit([function], rows)
     return {line["what fails"]: line["score"] for line in found.failures.to_dict("records")}
-
-
-# --------------------------------------------------------------------------- what ships
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -91,9 +88,6 @@ def test_the_default_set_of_notebook_02_holds():
     assert found.passed and found.summary.loc["weighted set", "verdict"] == "holds", found.failures.to_string()
 
 
-# --------------------------------------------------------------------------- the corpus
-
-
 def test_the_corpus_has_at_least_forty_kinds_of_cheating_and_near_misses():
     for right, wrong in (("12", "19"), ("Paris", "Lima"), ("$10.50", "17.5"), ("-4", "3")):
         probes = make_probes(right, wrong, ["7", "8"], "How many?")
@@ -103,8 +97,8 @@ def test_the_corpus_has_at_least_forty_kinds_of_cheating_and_near_misses():
 
 
 def test_the_corpus_is_built_from_the_readers_own_rows():
-    found = audit([correctness_reward], ROWS)
-    texts = " ".join(found.scores["completion"])
+    trials = make_trials(correctness_reward, ROWS)
+    texts = " ".join(probe.completion for trial in trials for probe in trial.probes)
     assert all(row["question"] in texts and row["answer"] in texts for row in ROWS)
 
 
@@ -113,9 +107,6 @@ def test_the_corpus_is_built_from_the_readers_own_rows():
 )
 def test_a_near_miss_differs_in_one_place(text, other):
     assert near_miss(text) == other
-
-
-# --------------------------------------------------------------------------- published rewards and their faults
 
 
 @reward
@@ -206,9 +197,6 @@ def test_too_strict_is_shown_too():
     exact = reward(lambda completion, answer: float(extract_answer(completion) == answer))
     good, all_of_them = audit([exact], ROWS).summary["right dressed otherwise"].iloc[0].split("/")
     assert int(good) < int(all_of_them)
-
-
-# --------------------------------------------------------------------------- the contract
 
 
 @reward
@@ -371,9 +359,6 @@ def test_a_missing_column_is_named_in_the_table_and_the_others_are_audited():
     found = audit([needy, format_reward], ROWS)
     assert found.summary["verdict"].tolist() == ["broken", "holds"]
     assert "'colour'" in found.failures.iloc[0]["completion or what came"]
-
-
-# --------------------------------------------------------------------------- the weighted set
 
 
 def test_a_set_in_which_style_outweighs_correctness_fails_with_the_completion_that_shows_it():

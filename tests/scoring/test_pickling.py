@@ -12,7 +12,20 @@ from trl.rewards import think_format_reward
 
 import rewards
 from lab.train import chosen_rewards
-from rewards import FORMAT, REGISTRY, adopt, cached, correctness_reward, gate, length_reward, rename, rescale, reward
+from rewards import (
+    FORMAT,
+    REGISTRY,
+    Judge,
+    adopt,
+    cached,
+    correctness_reward,
+    gate,
+    judge_reward,
+    length_reward,
+    rename,
+    rescale,
+    reward,
+)
 
 OWN = """
 from rewards import adopt, reward
@@ -73,6 +86,13 @@ def test_rewards_of_a_readers_file_go_too_also_those_in_trls_signature(spawned, 
 def test_a_partial_of_a_module_s_function_goes_too(spawned):
     function = adopt(functools.partial(think_format_reward, hint="unused"))
     assert spawned.submit(function, **in_chat(CALL)).result(60) == function(**in_chat(CALL))
+
+
+def test_a_judge_that_has_been_asked_is_pickled_without_its_connection():
+    judged = judge_reward.with_options(judge=Judge(model="any", base_url="http://127.0.0.1:9/v1", max_retries=0))
+    assert judged(**CALL) == [None, None]
+    again = pickle.loads(pickle.dumps(judged))
+    assert again.options["judge"].host == "127.0.0.1" and again(**CALL) == [None, None]
 
 
 def test_a_reward_that_another_process_could_not_find_says_why():

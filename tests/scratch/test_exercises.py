@@ -205,7 +205,7 @@ FAULTS = {
 def test_whatever_an_attempt_does_becomes_a_text_with_the_call(exercise, kind):
     attempt, text = FAULTS[kind]
     feedback = exercise.feedback(attempt)
-    assert feedback.startswith(f"Not yet: {text}") and all(f"\n  {name} " in feedback for name in exercise.calls[0])
+    assert feedback.startswith(f"Not yet: {text}") and all(f"\n  {name} " in feedback for name in exercise.names)
 
 
 def test_an_attempt_cannot_change_the_calls():
@@ -222,7 +222,7 @@ def test_an_attempt_cannot_change_the_calls():
 def test_right_numbers_with_a_wrong_gradient_are_not_yet_right(exercise, change):
     text = unwrapped(exercise.feedback(lambda *inputs: change(exercise.solution(*inputs))))
     assert text.startswith(
-        f"Not yet: the numbers are right, but not the gradient that flows back to {exercise.gradient_of}."
+        f"Not yet: the numbers are right, but not the gradient that flows back to {exercise.names[0]}."
     )
 
 

@@ -32,11 +32,7 @@ UNKNOWN_TOKENIZER = "BPE pre-tokenizer was not recognized"  # an error of llama.
 def check_export_settings(
     chosen: Sequence[str], merge_into: str = "auto", n_evaluate: int | None = None, push_to: str = ""
 ) -> None:
-    """Refuses parameters of notebook 05 that would fail after minutes of work.
-
-    Raises ValueError for an unknown format or merge and for too few problems, ExportError where a model is to be
-    uploaded without a token.
-    """
+    """Raises ValueError or ExportError for parameters of notebook 05 that would fail after minutes of work."""
     for name, values, known in (("FORMATS", chosen, FORMATS), ("MERGE_INTO", [merge_into], ("auto", *MERGES))):
         if unknown := [value for value in values if value not in known]:
             raise ValueError(f"{name} has {unknown[0]!r}; there are: {', '.join(map(repr, known))}.")
@@ -108,10 +104,7 @@ def export_4bit(merged: Path, place: Path, replace: bool, sample: predictions.Pr
 
 
 def find_llama_cpp() -> Path:
-    """A working llama.cpp where Unsloth looks for one; left alone, Unsloth would download or build it in a cell.
-
-    Raises ExportError where there is none, or what its converter needs is missing.
-    """
+    """A working llama.cpp where Unsloth looks for it, which otherwise would download one. Raises ExportError if none."""
     from unsloth_zoo import llama_cpp
 
     folder = llama_cpp.LLAMA_CPP_DEFAULT_DIR
@@ -130,12 +123,7 @@ def find_llama_cpp() -> Path:
 def export_gguf(
     merged: Path, tokenizer: Any, served: ServedPrompt, place: Path, replace: bool, method: str, max_seq_length: int
 ) -> Row:
-    """GGUF by Unsloth's exporter, with an Ollama Modelfile beside it.
-
-    Args:
-        tokenizer: with the chat template of the training.
-        method: llama.cpp's quantization, such as "q8_0".
-    """
+    """GGUF by Unsloth's exporter in one of llama.cpp's quantizations, with an Ollama Modelfile beside it."""
     # llama.cpp's own converter, not the latest one from GitHub; and nothing is downloaded, built or repaired.
     os.environ.setdefault("UNSLOTH_LLAMA_CPP_SCRIPTS_DIR", str(find_llama_cpp()))
     os.environ["UNSLOTH_AUTO_INSTALL"] = "0"
@@ -180,10 +168,9 @@ def access_token() -> str:
 
 
 def push_to_hub(folder: Path, name: str, private: bool = True) -> str:
-    """Uploads a folder to the Hugging Face Hub; returns its address. The token comes from the environment and is never shown.
+    """Uploads a folder to the Hugging Face Hub; returns its address. The token is never shown.
 
-    Raises ExportError without a token, for a name that the Hub would not take, where a private upload would land in
-    a public repository, and for what the Hub refuses.
+    Raises ExportError without a token, where the Hub refuses, and where a private upload would become public.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.utils import validate_repo_id

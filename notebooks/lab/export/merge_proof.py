@@ -16,6 +16,7 @@ import pandas as pd
 from lab.export import predictions, serving_prompt, weight_checks
 from lab.export.model_folder import ExportError, list_files, missing_files, read_json_or_empty
 from lab.export.serving_prompt import ServedPrompt
+from lab.files import Row
 from lab.model.prompts import Messages
 from lab.model.sampling import end_tokens
 
@@ -52,25 +53,23 @@ def prove_merge(
     trained: Any,
     tokenizer: Any,
     base: Mapping[str, Any],
-    base_config: Mapping[str, Any],
     adapter: Path | None,
     *,
     chats: Sequence[Messages],
     replies: Sequence[str],
     served: ServedPrompt,
-    start: Mapping[str, Any] | None = None,
-    quantising: Mapping[str, float] | None = None,
-) -> dict[str, Any]:
+    start: Row,
+    quantising: Row | None = None,
+) -> Row:
     """Measures a merged folder against the model that was trained; `proof_checks` judges the measures.
 
     Args:
         trained: the model as it was trained (a 4-bit base with its adapter, or all weights).
         base: the weights that the adapter was merged into, by name; without an adapter, those before training.
-        base_config: the base's configuration.
         adapter: its folder; None where all weights were trained.
         chats: held-out prompts as in training; the fresh process is asked them as a user of the folder would.
         replies: the trained model's greedy answers to them.
-        start: `run/start.json`, the checksums from before the first step; None or empty where the run kept none.
+        start: `run/start.json`, the checksums from before the first step; empty where the run kept none.
         quantising: `prediction_distance` of the 4-bit base from its original, where the merge went into the original.
     """
     from transformers import AutoModelForCausalLM
@@ -84,10 +83,10 @@ def prove_merge(
     fresh = predictions.answer_in_fresh_process(folder, questions, served.max_new_tokens)
     prefill = serving_prompt.rendered_prefill(tokenizer, served.prefill)
     return {
-        "adapter": weight_checks.check_adapter(adapter, start or {}) if adapter else None,
-        "base": weight_checks.check_frozen_base(trained, start or {}) if adapter else None,
+        "adapter": weight_checks.check_adapter(adapter, start) if adapter else None,
+        "base": weight_checks.check_frozen_base(trained, start) if adapter else None,
         "weights": weight_checks.compare_weights(weights, base, updates),
-        "tied": weight_checks.compare_tying(weights, folder, base_config),
+        "tied": weight_checks.compare_tying(weights, folder, trained.config.to_dict()),
         "decoding": other_decoding(folder, serving_prompt.generation_config(trained, tokenizer, served)),
         "trained_against_merged": compare(trained, merged, sample),
         "trained_against_base": compare(trained, predictions.WithoutAdapter(trained), sample) if adapter else None,
@@ -104,7 +103,7 @@ def prove_merge(
     }
 
 
-def other_decoding(folder: Path, wanted: Mapping[str, Any]) -> list[str]:
+def other_decoding(folder: Path, wanted: Row) -> list[str]:
     """Fields of the folder's generation config that decode otherwise than in training and evaluation."""
     from transformers import GenerationConfig
 
@@ -117,20 +116,16 @@ def _share_of_equal(found: Sequence, wanted: Sequence) -> float:
     return sum(one == other for one, other in zip(found, wanted, strict=True)) / len(wanted)
 
 
-def kl_limit(proof: Mapping[str, Any]) -> float:
-    """The largest mean KL at which the merged model still counts as the trained one, in nats a token.
-
-    The largest of: a floor for rounding, a twentieth of the distance between base and trained model, and four times what
-    quantizing moves, where a model trained on a 4-bit base was merged into the original.
-    """
+def kl_limit(proof: Row) -> float:
+    """The largest mean KL, in nats a token, at which the merged model still counts as the trained one."""
     from_base = (proof["trained_against_base"] or {}).get("kl", 0.0)
     quantising = (proof["quantising"] or {}).get("kl", 0.0)
     return max(KL_FLOOR, KL_OF_BASE * from_base, KL_OF_QUANTISING * quantising)
 
 
-def proof_checks(proof: Mapping[str, Any]) -> list[dict[str, Any]]:
+def proof_checks(proof: Row) -> list[Row]:
     """One entry a check: `check`, the value `found`, the `limit`, whether it is `ok`, and `means`: what a failure means."""
-    checks: list[dict[str, Any]] = []
+    checks: list[Row] = []
     adapter, frozen, weights, tied = (proof[name] for name in ("adapter", "base", "weights", "tied"))
     apart, fresh = proof["trained_against_merged"], proof["fresh_process"]
 
@@ -180,13 +175,13 @@ def proof_checks(proof: Mapping[str, Any]) -> list[dict[str, Any]]:
     return checks
 
 
-def proof_table(proof: Mapping[str, Any]) -> pd.DataFrame:
+def proof_table(proof: Row) -> pd.DataFrame:
     """The checks for reading."""
     table = pd.DataFrame(proof_checks(proof))
     return table.assign(ok=table["ok"].map({True: "yes", False: "NO"}))[["check", "found", "limit", "ok"]]
 
 
-def proof_warnings(proof: Mapping[str, Any]) -> list[str]:
+def proof_warnings(proof: Row) -> list[str]:
     """What is worth knowing, though it does not make the merge wrong."""
     kept, agree, adapter, warnings = proof["weights"]["update_kept"], proof["greedy_as_trained"], proof["adapter"], []
     if adapter and not adapter["at_start"]:
@@ -200,7 +195,7 @@ def proof_warnings(proof: Mapping[str, Any]) -> list[str]:
     return warnings
 
 
-def refuse_unproved(proof: Mapping[str, Any]) -> None:
+def refuse_unproved(proof: Row) -> None:
     """Raises ExportError with every reason where a check fails."""
     failed = [check for check in proof_checks(proof) if not check["ok"]]
     if failed:

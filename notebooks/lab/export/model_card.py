@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pandas as pd
 
 from lab.export import merge_proof
 from lab.export.serving_prompt import ServedPrompt
-from lab.files import ROOT
+from lab.files import ROOT, Row
 from lab.measure import verdicts
 
 SETTINGS = (
@@ -27,35 +27,25 @@ EVALUATED = (
 )
 
 
-def render_card(
-    about: Mapping[str, Any],
-    report: Mapping[str, Any],
-    served: ServedPrompt,
-    proof: Mapping[str, Any] | None,
-    merged_into: str,
-    evaluation: Mapping[str, Any] | None = None,
-) -> str:
+def render_card(about: Row, report: Row, served: ServedPrompt, proof: Row, evaluation: Row | None = None) -> str:
     """The card as Markdown with the Hub's metadata in front.
 
-    Args:
-        about: `run/run.json`; report: `dataset/report.json`.
-        merged_into: the sentence of `predictions.choose_merge`.
-        evaluation: `evaluation.json`; None before there is one, which the card then says.
+    Args: the contents of `run/run.json`, `dataset/report.json`, `merge_proof.json` and `evaluation.json` (None: not yet).
     """
     sections = {
-        "# A model trained with GRPO": _origin(about, report, merged_into),
+        "# A model trained with GRPO": _origin(about, report, proof["why"]),
         "## Use": _use(served),
         "## Evaluation": _evaluation(evaluation),
         "## Rewards": _rewards(about["rewards"]),
         "## Settings": _settings(about),
-        **({"## Is it the trained model?": _proof(proof)} if proof else {}),
+        "## Is it the trained model?": _proof(proof),
         "## Limits": _limits(about, evaluation),
     }
     body = "\n".join("\n".join([heading, "", *lines, ""]) for heading, lines in sections.items())
     return f"---\n{_metadata(about, evaluation)}\n---\n\n{body}"
 
 
-def _metadata(about: Mapping[str, Any], evaluation: Mapping[str, Any] | None) -> str:
+def _metadata(about: Row, evaluation: Row | None) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     common = {"task_type": "text-generation", "dataset_type": "held-out", "dataset_name": "held-out problems"}
@@ -79,11 +69,11 @@ def is_hub_name(base: str) -> bool:
     return bool(form) and not Path(base).exists() and not (ROOT / base).exists()
 
 
-def _origin(about: Mapping[str, Any], report: Mapping[str, Any], merged_into: str) -> Iterator[str]:
+def _origin(about: Row, report: Row, why: str) -> Iterator[str]:
     model, data, rows = about["model"], about["data"], report["rows"]
     how = f"trained as a LoRA adapter of rank {model['lora_rank']} on the {'4' if model['load_in_4bit'] else '16'}-bit base"
     how = "all weights trained" if model["full_finetuning"] else how
-    yield f"- **base:** {_code(model['shown'])}, {how} with {model['backend']}; {merged_into}"
+    yield f"- **base:** {_code(model['shown'])}, {how} with {model['backend']}; {why}"
     counts = f"{rows['test']:,} held out, {rows['rejected']:,} rows rejected"
     yield f"- **data:** {data['rows']:,} training prompts (fingerprint `{data['fingerprint']}`), {counts}"
     steps = f"{about['steps']} GRPO steps in {about['seconds'] / 60:.1f} minutes"
@@ -113,7 +103,7 @@ def _use(served: ServedPrompt) -> Iterator[str]:
     )
 
 
-def _evaluation(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
+def _evaluation(evaluation: Row | None) -> Iterator[str]:
     if evaluation is None:
         yield "Not evaluated yet."
         return
@@ -123,24 +113,24 @@ def _evaluation(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
     yield "\n" + EVALUATED.format(_code(evaluation["correct_by"]))
 
 
-def _rewards(rewards: Mapping[str, Any]) -> Iterator[str]:
+def _rewards(rewards: Row) -> Iterator[str]:
     yield from (f"- {_code(entry['name'])} × {entry['weight']:g}" for entry in rewards["rewards"])
     yield f"\nSHA-256 of their source: `{rewards['source_sha256']}`"
 
 
-def _settings(about: Mapping[str, Any]) -> Iterator[str]:
+def _settings(about: Row) -> Iterator[str]:
     settings, versions = {**about["requested"], **(about.get("effective") or {})}, about.get("versions", {})
     yield ", ".join(f"`{name}={settings[name]}`" for name in SETTINGS if name in settings)
     yield "\nVersions: " + ", ".join(f"{name} {versions[name]}" for name in PACKAGES if versions.get(name)) + "."
 
 
-def _proof(proof: Mapping[str, Any]) -> Iterator[str]:
+def _proof(proof: Row) -> Iterator[str]:
     yield from _table(merge_proof.proof_table(proof))
     yield ""
     yield from (f"- {text}" for text in merge_proof.proof_warnings(proof))
 
 
-def _limits(about: Mapping[str, Any], evaluation: Mapping[str, Any] | None) -> Iterator[str]:
+def _limits(about: Row, evaluation: Row | None) -> Iterator[str]:
     yield "- Measured on held-out problems of this one task: nothing is known about others, other languages, or safety."
     if "starter-policy" in str(about["model"]["shown"]):
         yield "- The base is a rehearsal model of 2 million parameters that knows only its word problems: no language model."
@@ -156,11 +146,8 @@ def _limits(about: Mapping[str, Any], evaluation: Mapping[str, Any] | None) -> I
 
 
 def _code(text: Any) -> str:
-    """The text as inline code in one line, whatever backticks are in it (CommonMark: a longer fence, spaces inside it)."""
-    text = " ".join(str(text).split())
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    room = " " if "`" in text or not text else ""
-    return f"{fence}{room}{text}{room}{fence}"
+    """The text as inline code in one line; a backtick in it is shown as a quote."""
+    return f"`{' '.join(str(text).split()).replace('`', chr(39)) or ' '}`"
 
 
 def _literal(text: str) -> str:

@@ -8,9 +8,8 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
-from lab.files import relative, unused, write_json
+from lab.files import Row, relative, unused, write_json
 from lab.train.process import is_running, this_process
 
 OWNER = "owner.json"  # in a staging folder: the process that is building
@@ -115,7 +114,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(source, "sha256").hexdigest()
 
 
-def read_json_or_empty(path: Path) -> dict[str, Any]:
+def read_json_or_empty(path: Path) -> Row:
     """A JSON file's object; an empty one for a missing or half-written file."""
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -123,7 +122,7 @@ def read_json_or_empty(path: Path) -> dict[str, Any]:
         return {}
 
 
-def list_files(folder: Path) -> list[dict[str, Any]]:
+def list_files(folder: Path) -> list[Row]:
     """Each file with its size in bytes and its SHA-256."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return [{"file": str(p.relative_to(folder)), "bytes": p.stat().st_size, "sha256": sha256(p)} for p in files]

@@ -18,13 +18,9 @@ GO_CHATML = (
 
 
 def modelfile(gguf: str, tokenizer: Any, served: ServedPrompt) -> str:
-    """An Ollama Modelfile with the template, messages, sampling and stops of the training.
+    """An Ollama Modelfile for a GGUF file beside it, with the template, messages, sampling and stops of the training.
 
-    Args:
-        gguf: name of the model's file, beside the Modelfile.
-        tokenizer: with the chat template of the training, not the exported one that holds the preamble.
-
-    Raises ExportError where the template is not ChatML, and for texts that a Modelfile cannot hold.
+    Raises ExportError where the tokenizer's chat template is not ChatML, and for texts that a Modelfile cannot hold.
     """
     default, prefill = default_system(tokenizer, served.preamble), rendered_prefill(tokenizer, served.prefill)
     template = GO_CHATML.replace("DEFAULT", _in_go(default)) + _in_go(prefill)

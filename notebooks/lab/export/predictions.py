@@ -103,17 +103,11 @@ def choose_merge(distances: Mapping[str, Mapping[str, float]], merge_into: str =
     kl = {name: distance["kl"] for name, distance in distances.items()}
     if merge_into not in ("auto", *kl):
         raise ExportError(f'MERGE_INTO is {merge_into!r}; there are: {", ".join(map(repr, kl))}, and "auto".')
-    if merge_into != "auto":
-        why = f"chosen by hand (mean KL from the trained model {kl[merge_into]:.2g} nats a token)"
-        return merge_into, f"merged into the {merge_into}: {why}."
-    best, *others = sorted(kl, key=lambda name: (math.isnan(kl[name]), kl[name]))
-    if not others:
-        return best, f"merged into the {best}: there was no other candidate."
-    other, times = others[0], f", {kl[others[0]] / kl[best]:.3g} times as far" if kl[best] > 0 else ""
-    return best, (
-        f"merged into the {best}: its predictions lie {kl[best]:.2g} nats a token from the trained model's (mean KL), "
-        f"those of the merge into the {other} {kl[other]:.2g}{times}."
-    )
+    nearest = min(kl, key=lambda name: (math.isnan(kl[name]), kl[name]))
+    best, how = (nearest, "") if merge_into == "auto" else (merge_into, ", chosen by hand")
+    others = [f", those of the merge into the {name} {kl[name]:.2g}" for name in kl if name != best]
+    distance = f"its predictions lie {kl[best]:.2g} nats a token from the trained model's (mean KL)"
+    return best, f"merged into the {best}{how}: {distance}{''.join(others)}."
 
 
 def greedy_answers(

@@ -21,10 +21,7 @@ PATIENCE = 180  # seconds until a server must answer: it imports torch and loads
 
 @contextmanager
 def server(folder: Path, patience: float = PATIENCE) -> Iterator[str]:
-    """The folder served by `transformers serve` on a free port of this machine until the block ends: its base URL.
-
-    Raises ExportError with the server's last words where it does not come up.
-    """
+    """The base URL of `transformers serve` for the folder, until the block ends. Raises ExportError if it does not start."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -44,12 +41,8 @@ def server(folder: Path, patience: float = PATIENCE) -> Iterator[str]:
                 time.sleep(0.3)
             yield f"http://127.0.0.1:{port}/v1"
         finally:
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()
+            process.wait()
 
 
 def _is_healthy(port: int) -> bool:

@@ -39,10 +39,7 @@ class ServedPrompt:
     max_new_tokens: int = 128
 
     def question(self, chat: Messages) -> Messages:
-        """The messages that a user of the served model sends: a training chat without preamble and prefill.
-
-        Raises ExportError where the chat does not begin with the preamble.
-        """
+        """A training chat without preamble and prefill. Raises ExportError where it does not begin with the preamble."""
         turns = chat[:-1] if self.prefill and chat and is_begun(chat) else chat
         *before, last = fold_system([*self.preamble, {"role": "user", "content": ""}])
         for messages, head in ((self.preamble, ""), (before, last["content"])):  # with a system role, and without
@@ -50,33 +47,24 @@ class ServedPrompt:
             if turns[: len(messages)] == messages and rest and rest[0]["content"].startswith(head):
                 return [{**rest[0], "content": rest[0]["content"].removeprefix(head)}, *rest[1:]]
         raise ExportError(
-            "The prompts do not begin with the system prompt and examples that the run was trained behind, so these cannot "
-            "travel in the chat template. Run notebook 01_prepare_data again, or serve the model with full prompts."
+            "The held-out prompts do not begin with the run's system prompt and examples, which travel in the chat template: "
+            "run notebook 01_prepare_data again as before the training."
         )
 
 
-def served_prompt(
-    about: Mapping[str, Any], report: Mapping[str, Any], stop: Sequence[str] | str | None = None
-) -> ServedPrompt:
-    """The prompt and sampling of a run. Raises ExportError where no record has the preamble.
+def served_prompt(about: Mapping[str, Any], stop: Sequence[str] | str | None = None) -> ServedPrompt:
+    """The prompt and sampling of a run.
 
     Args:
         about: `run/run.json`.
-        report: `dataset/report.json`, for runs that did not record the preamble.
-        stop: texts that end an answer, instead of the training's.
+        stop: texts that end an answer; None: those of the training.
     """
-    preamble = about["data"].get("preamble", report.get("preamble"))
-    if preamble is None:
-        raise ExportError(
-            "dataset/report.json lacks the system prompt and examples: run notebook 01_prepare_data again. "
-            "The same data gives the same data set, and the training stays valid."
-        )
     requested = about["requested"]
     if stop is None:  # as transformers or as vLLM names it
         options = requested.get("generation_kwargs") or {}
         stop = options.get("stop_strings") or options.get("stop") or ()
     stops = tuple(text for text in ([stop] if isinstance(stop, str) else stop) if text)
-    prefill = about["model"].get("prefill", "")
+    preamble, prefill = about["data"]["preamble"], about["model"].get("prefill", "")
     return ServedPrompt(preamble, prefill, stops, requested["temperature"], requested["max_completion_length"])
 
 
@@ -97,10 +85,7 @@ def save_served_prompt(folder: Path, model: Any, tokenizer: Any, served: ServedP
 
 
 def chat_template(tokenizer: Any, served: ServedPrompt) -> str:
-    """The tokenizer's chat template, with the preamble before chats without a system message, and the prefill at the end.
-
-    Raises ExportError where the model's template cannot continue a prefill behind its generation prompt.
-    """
+    """The tokenizer's template, with the preamble before chats without a system message, and the prefill at the end."""
     # Jinja drops one newline at the end of a template, but not inside.
     plain = re.sub(r"(\r\n|\r|\n)\Z", "", tokenizer.get_chat_template())
     text = rendered_prefill(tokenizer, served.prefill)
@@ -114,10 +99,7 @@ def chat_template(tokenizer: Any, served: ServedPrompt) -> str:
 
 
 def rendered_prefill(tokenizer: Any, prefill: str) -> str:
-    """What the model's template makes of a prefill: some templates trim it, some put a space before it.
-
-    Raises ExportError where the prefill does not stand behind the generation prompt.
-    """
+    """A prefill as the chat template writes it (some trim it). Raises ExportError where it begins an answer otherwise."""
     if not prefill:
         return ""
     chat = [{"role": "user", "content": "question"}]
@@ -125,7 +107,7 @@ def rendered_prefill(tokenizer: Any, prefill: str) -> str:
     if not whole.startswith(before):
         raise ExportError(
             "This chat template begins a prefilled answer differently from a new one, so the prefill cannot travel in it: "
-            "train without a prefill, or serve the model with the prefill in every request."
+            "train without a prefill, or put it into every request."
         )
     return whole.removeprefix(before)
 

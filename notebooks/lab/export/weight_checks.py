@@ -12,6 +12,7 @@ from lab.export.model_folder import ExportError, read_json_or_empty
 from lab.files import relative
 
 HEAD = "lm_head.weight"  # left out of the files where it is the embedding
+ADAPTER = ("adapter_model.safetensors", "03_train_grpo")  # an adapter's file, and the notebook that makes it
 Updates = Mapping[str, Callable[[], Any]]  # {weight's name: forms its update in 32 bits}
 
 
@@ -24,17 +25,10 @@ def read_weights(folder: Path, name: str = "model.safetensors", made_by: str = "
     try:
         shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.exists() else {}
         files = sorted(set(shards.values())) or [name]
-        weights = {name: tensor for file in files for name, tensor in load_file(folder / file).items()}
+        return {name: tensor for file in files for name, tensor in load_file(folder / file).items()}
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         what = f"The weights in {relative(folder)} cannot be read ({error})"
         raise ExportError(f"{what}: run notebook {made_by} again.") from error
-    if shards and weights.keys() != shards.keys():
-        raise ExportError(f"{relative(index)} names other weights: {sorted(weights.keys() ^ shards.keys())[:3]}")
-    return weights
-
-
-def read_adapter(adapter: Path) -> dict[str, Any]:
-    return read_weights(adapter, "adapter_model.safetensors", "03_train_grpo")
 
 
 def lora_updates(adapter: Path) -> Updates:
@@ -47,7 +41,7 @@ def lora_updates(adapter: Path) -> Updates:
     for name in ("use_dora", "modules_to_save", "alpha_pattern", "rank_pattern", "fan_in_fan_out"):
         if config.get(name):
             raise ExportError(f"This adapter has {name}, whose merge cannot be checked here: compare answers by hand.")
-    tensors, rank = read_adapter(adapter), config["r"]
+    tensors, rank = read_weights(adapter, *ADAPTER), config["r"]
     scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
     def update(key: str) -> Callable[[], Any]:
@@ -71,7 +65,7 @@ def check_adapter(adapter: Path, start: Mapping[str, Any]) -> dict[str, int]:
     """
     from lab.model.policy import checksum
 
-    tensors = read_adapter(adapter)
+    tensors = read_weights(adapter, *ADAPTER)
     now = {name: list(checksum(tensor)) for name, tensor in tensors.items()}
     then = {name.replace(".default.", "."): sums for name, sums in start.get("learns", {}).items()}
     return {

@@ -77,7 +77,9 @@ def write_gallery(executed: Path, gallery: Path = GALLERY) -> list[Path]:
             (gallery / path).write_bytes(content)
         text = re.sub(r"\]\((?!http|#|" + name + r")([^)\s]+)\)", r"](../\1)", text)  # links start one folder deeper
         head = f"> [{name}](../{name}.ipynb) as `make run` executed it. `make gallery` made this page.\n\n"
-        written.append(write_text(gallery / f"{name}.md", head + re.sub(r"\n{3,}", "\n\n", text.replace(f"{ROOT}/", ""))))
+        written.append(
+            write_text(gallery / f"{name}.md", head + re.sub(r"\n{3,}", "\n\n", text.replace(f"{ROOT}/", "")))
+        )
     size = sum(path.stat().st_size for path in gallery.rglob("*") if path.is_file()) / 1e6
     if size > LARGEST_MB:
         raise ValueError(f"The gallery has {size:.1f} MB, more than {LARGEST_MB:g}: make figures smaller.")

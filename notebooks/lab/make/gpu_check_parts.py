@@ -150,10 +150,10 @@ def check_bitsandbytes(folder: Path) -> str:
 
 def check_unsloth(folder: Path) -> str:
     """Whether `import unsloth` puts its own trainer in the place of TRL's, which it does on a card only."""
-    import trl
     import unsloth
+    from trl import GRPOTrainer
 
-    trainer = trl.GRPOTrainer.__name__
+    trainer = GRPOTrainer.__name__
     if (trainer != "GRPOTrainer") != bool(card()):
         raise RuntimeError(f"the trainer is {trainer}, which is the one for {'a CPU' if card() else 'a card'}")
     return f"unsloth {unsloth.__version__}, trainer: {trainer}"
@@ -167,21 +167,22 @@ def check_unsloth_settings(folder: Path) -> Row:
     """
     if not card():
         os.environ["UNSLOTH_ALLOW_CPU"] = "1"
-    import trl
-    import unsloth  # noqa: F401
+    import unsloth  # noqa: F401  (before trl, which the other imports want)
 
     from lab.train import config_fields, effective_settings, presets, trl_internals
 
     if not card():
         trl_internals.use_unsloths_trainer()
-    if trl.GRPOTrainer.__name__ != "UnslothGRPOTrainer":
-        raise RuntimeError(f"Unsloth has not replaced the trainer: it is {trl.GRPOTrainer}")
+    from trl import GRPOConfig, GRPOTrainer
+
+    if GRPOTrainer.__name__ != "UnslothGRPOTrainer":
+        raise RuntimeError(f"Unsloth has not replaced the trainer: it is {GRPOTrainer}")
     rows, requested = [], 0
     for preset in ("t4-16gb", "24gb", "80gb"):
         for starter in (True, False):
             with pretended_card(bf16=preset != "t4-16gb"):
                 settings = presets.plan_training(preset, starter=starter).settings
-                config = trl.GRPOConfig(output_dir=str(folder / "unused"), report_to="none", **settings)
+                config = GRPOConfig(output_dir=str(folder / "unused"), report_to="none", **settings)
                 table = effective_settings.effective_settings(settings, config)
             requested += len(settings)
             where = f"{preset} ({'starter policy' if starter else 'real'})"
@@ -194,8 +195,8 @@ def check_unsloth_settings(folder: Path) -> Row:
         if not effective_settings.mean_the_same(name, own.get(name), value)
     ]
     lost = [f"{row['setting']} was changed in {row['in']}" for row in rows if row["requested"] != "–"]
-    lost += [f"the trainer has no such {name}" for name in trl_internals.missing_members(trl.GRPOTrainer)]
-    found = {"trainer": trl.GRPOTrainer.__name__, "requested": requested, "rows": rows, "defaults": defaults}
+    lost += [f"the trainer has no such {name}" for name in trl_internals.missing_members(GRPOTrainer)]
+    found = {"trainer": GRPOTrainer.__name__, "requested": requested, "rows": rows, "defaults": defaults}
     return {**found, **({"failed": "; ".join(lost)} if lost else {})}
 
 

@@ -88,7 +88,7 @@ def train_recipe(recipe: str, seed: int, steps: int, out: Path) -> Row:
     from transformers import AutoTokenizer
     from unsloth import FastLanguageModel
 
-    from lab.train.process import versions
+    from lab.train.process import package_versions
 
     problems = loading.load_rows("word_problems")
     prepared = dataset.prepare_dataset(problems, AutoTokenizer.from_pretrained(STARTER_POLICY), seed=3407)
@@ -116,7 +116,7 @@ def train_recipe(recipe: str, seed: int, steps: int, out: Path) -> Row:
         "curves": {name: [row.get(logged) for row in log] for name, logged in CURVES.items()},
         "seconds": round(time.process_time() - began),  # of one core
         "adapter": next((str(p.dtype) for p in model.parameters() if p.requires_grad), None),  # see notebook 07
-        "versions": versions(),
+        "versions": package_versions(),
         "rewards_sha256": hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest(),
         "made": time.strftime("%Y-%m-%d"),
     }

@@ -1,12 +1,11 @@
 """Makes the starter policy: a tiny Qwen2 model that knows our tasks and behaves badly.
 
-`make starter-policy` runs this file. It trains a byte-level BPE tokenizer and a causal model of
-about two million parameters from nothing, on synthetic demonstrations that never touch the
-held-out side of the two task families (`word_problems.is_held_out`, `code_drills.is_held_out`).
+`make starter-policy` runs this file. It trains a byte-level BPE tokenizer and a causal model of about two million
+parameters from nothing. Its synthetic demonstrations never touch the held-out side of the two task families
+(`word_problems.is_held_out`, `code_drills.is_held_out`).
 
-The demonstrations are noisy on purpose, so that GRPO finds what it finds in a base model: several
-answer styles of which the asked-for one is a minority, reasoning only some of the time, and
-answers that are often wrong when the reasoning is skipped.
+The demonstrations are noisy on purpose, so that GRPO finds what it finds in a base model: several answer styles of
+which the asked-for one is a minority, reasoning only some of the time, and often a wrong answer without reasoning.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ import json
 import math
 import random
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from lab.files import STARTER_POLICY, WORD_PROBLEMS, read_jsonl, write_json, write_text
 from lab.make import code_drills, word_problems
 from lab.model.prompts import CODE_SYSTEM_PROMPT
-from rewards import SYSTEM_PROMPT
+from rewards import SYSTEM_PROMPT, correctness_reward, format_reward
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
+SEED, BATCH_SIZE = 20261121, 64
 VOCAB_SIZE = 1152
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -36,7 +35,6 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 # Widths are multiples of 64, which bitsandbytes' 4-bit kernels need on a CPU.
-MUON_PEAK, ADAMW_PEAK = 2e-2, 3e-3  # peak learning rates
 ARCHITECTURE = dict(
     hidden_size=192,
     intermediate_size=576,
@@ -48,7 +46,9 @@ ARCHITECTURE = dict(
     attention_dropout=0.0,
     use_sliding_window=False,
 )
+MUON_PEAK, ADAMW_PEAK = 2e-2, 3e-3  # peak learning rates
 Messages = list[dict[str, str]]
+Example = tuple[list[int], list[bool]]  # token ids, and whether each is learned
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,9 @@ class Cycle:
 
 # The second cycle settles the behaviour: after the first alone, too few replies reasoned (pass@8 was 67 %).
 CYCLES = (Cycle(1700, basics=0.65, peak=1.0, p_steps=0.55), Cycle(300, basics=0.0, peak=0.25, p_steps=0.7))
-# How a demonstration of a word problem is written, and how often. The asked-for style is a
-# minority, and so is the token it starts with: greedy decoding of the base then never shows it.
+SHARE_OF_CODE = 0.2  # of the demonstrations
+# How a demonstration of a word problem is written, and how often. The asked-for style is a minority, and so is the
+# token it starts with: greedy decoding of the base then never shows it.
 STYLES = {
     "strict": 0.22,  # <think>…</think><answer>…</answer>, as the system prompt asks
     "trailing": 0.06,  # the same, and then some chatter
@@ -82,46 +83,32 @@ OTHER_SYSTEMS = (
     "You are a helpful assistant.",
     "Solve the problem. Put the reasoning in <think> tags and the answer in <answer> tags.",
 )
+P_BUG = 0.45  # of a demonstration of a code drill
+# fmt: off
+BUGS = (
+    (" + ", " - "), (" - ", " + "), (" * ", " + "), ("max(", "min("), ("min(", "max("), (" == 0", " == 1"),
+    (" == 1", " == 0"), (" > ", " < "), (" < ", " > "), ("sum(", "len("), (".upper()", ".lower()"),
+    (".lower()", ".upper()"), ("[::-1]", ""), ("[:", "["), ("[-", "["), ("abs(", "("), ("return ", ""),
+)
+# fmt: on
 
 
-def vary(answer: str, rng: random.Random) -> str:
-    """The answer as written, or without its thousands separators, currency and percent signs."""
-    return answer if rng.random() < 0.7 else re.sub(r"[,$%]", "", answer)
-
-
-def wrong(answer: str, rng: random.Random) -> str:
-    """A plausible wrong answer in the same clothes: one digit changed."""
-    places = [i for i, char in enumerate(answer) if char.isdigit()]
-    at = rng.choice(places)
-    digit = rng.choice([d for d in "0123456789" if d != answer[at] and not (d == "0" and at == places[0])])
-    return answer[:at] + digit + answer[at + 1 :]
-
-
-def demonstrate_problem(problem: word_problems.Problem, rng: random.Random, p_steps: float, clean: bool = False) -> str:
-    """A base-model-like reply to a word problem; a clean one always reasons, and never wrongly."""
-    style = rng.choices(list(STYLES), weights=list(STYLES.values()))[0]
-    answer, steps = problem.answer, problem.solution
-    if clean and style in ("bare", "bold"):
-        style = "prose"
-    if clean or (style not in ("bare", "bold") and rng.random() < p_steps):
-        if not clean and rng.random() < P_SLIP[len(problem.steps)]:
-            answer = wrong(answer, rng)
-            steps = steps[: steps.rindex("=") + 2] + re.sub(r"[,$%]", "", answer)
-        reasoning = steps
-    else:
-        answer = answer if rng.random() < P_JUMP_RIGHT else wrong(answer, rng)
-        reasoning = rng.choice(JUMPS)
-    answer = vary(answer, rng)
-    return {
-        "strict": f"<think>\n{reasoning}\n</think>\n<answer>\n{answer}\n</answer>",
-        "trailing": f"<think>\n{reasoning}\n</think>\n<answer>\n{answer}\n</answer>\nI hope this helps!",
-        "no_think": f"{reasoning}\n<answer>\n{answer}\n</answer>",
-        "unclosed": f"<think>\n{reasoning}\n<answer>\n{answer}\n</answer>",
-        "prose": f"Let's see.\n{reasoning}\nThe answer is {answer}.",
-        "hash": f"Let's see.\n{reasoning}\n#### {answer}",
-        "bare": answer,
-        "bold": f"Answer: **{answer}**",
-    }[style]
+def demonstrations(
+    seed: int, p_steps: float = CYCLES[-1].p_steps, clean: bool = False
+) -> Iterator[tuple[Messages, str]]:
+    """Endless (chat, reply) pairs of both task families, from the training side of each split."""
+    rng = random.Random(seed)
+    problems = word_problems.stream_problems(seed, held_out=False)
+    drills = [drill for drill in code_drills.all_drills() if not code_drills.is_held_out(drill)]
+    by_family = [[d for d in drills if d.family == f] for f in sorted({d.family for d in drills})]
+    while True:
+        if rng.random() < SHARE_OF_CODE:
+            drill = rng.choice(rng.choice(by_family))
+            chat = [{"role": "system", "content": CODE_SYSTEM_PROMPT}, {"role": "user", "content": drill.prompt}]
+            yield chat, demonstrate_drill(drill, rng, clean)
+        else:
+            problem = next(problems)
+            yield ask_problem(problem, rng), demonstrate_problem(problem, rng, p_steps, clean)
 
 
 def ask_problem(problem: word_problems.Problem, rng: random.Random) -> Messages:
@@ -135,32 +122,43 @@ def ask_problem(problem: word_problems.Problem, rng: random.Random) -> Messages:
     system = {"role": "system", "content": SYSTEM_PROMPT}
     if kind == "default":
         return [system, user]
-    shown = next(word_problems.stream(rng.getrandbits(32), held_out=False))
-    reply = f"<think>\n{shown.solution}\n</think>\n<answer>\n{shown.answer}\n</answer>"
-    return [system, {"role": "user", "content": shown.question}, {"role": "assistant", "content": reply}, user]
+    example = next(word_problems.stream_problems(rng.getrandbits(32), held_out=False))
+    reply = f"<think>\n{example.solution}\n</think>\n<answer>\n{example.answer}\n</answer>"
+    return [system, {"role": "user", "content": example.question}, {"role": "assistant", "content": reply}, user]
 
 
-BUGS: tuple[tuple[str, str], ...] = (
-    (" + ", " - "),
-    (" - ", " + "),
-    (" * ", " + "),
-    ("max(", "min("),
-    ("min(", "max("),
-    (" == 0", " == 1"),
-    (" == 1", " == 0"),
-    (" > ", " < "),
-    (" < ", " > "),
-    ("sum(", "len("),
-    (".upper()", ".lower()"),
-    (".lower()", ".upper()"),
-    ("[::-1]", ""),
-    ("[:", "["),
-    ("[-", "["),
-    ("abs(", "("),
-    ("return ", ""),
-)
-P_BUG = 0.45
-SHARE_OF_CODE = 0.2  # of the demonstrations
+def demonstrate_problem(problem: word_problems.Problem, rng: random.Random, p_steps: float, clean: bool = False) -> str:
+    """A base-model-like reply to a word problem; a clean one always reasons, and never wrongly."""
+    style = rng.choices(list(STYLES), weights=list(STYLES.values()))[0]
+    answer, reasoning = problem.answer, problem.solution
+    if clean and style in ("bare", "bold"):
+        style = "prose"
+    if clean or (style not in ("bare", "bold") and rng.random() < p_steps):
+        if not clean and rng.random() < P_SLIP[len(problem.steps)]:
+            answer = wrong_answer(answer, rng)
+            reasoning = reasoning[: reasoning.rindex("=") + 2] + re.sub(r"[,$%]", "", answer)
+    else:
+        answer = answer if rng.random() < P_JUMP_RIGHT else wrong_answer(answer, rng)
+        reasoning = rng.choice(JUMPS)
+    answer = answer if rng.random() < 0.7 else re.sub(r"[,$%]", "", answer)
+    return {
+        "strict": f"<think>\n{reasoning}\n</think>\n<answer>\n{answer}\n</answer>",
+        "trailing": f"<think>\n{reasoning}\n</think>\n<answer>\n{answer}\n</answer>\nI hope this helps!",
+        "no_think": f"{reasoning}\n<answer>\n{answer}\n</answer>",
+        "unclosed": f"<think>\n{reasoning}\n<answer>\n{answer}\n</answer>",
+        "prose": f"Let's see.\n{reasoning}\nThe answer is {answer}.",
+        "hash": f"Let's see.\n{reasoning}\n#### {answer}",
+        "bare": answer,
+        "bold": f"Answer: **{answer}**",
+    }[style]
+
+
+def wrong_answer(answer: str, rng: random.Random) -> str:
+    """A plausible wrong answer, written alike: one digit changed."""
+    places = [i for i, char in enumerate(answer) if char.isdigit()]
+    at = rng.choice(places)
+    digit = rng.choice([d for d in "0123456789" if d != answer[at] and not (d == "0" and at == places[0])])
+    return answer[:at] + digit + answer[at + 1 :]
 
 
 def demonstrate_drill(drill: code_drills.Drill, rng: random.Random, clean: bool = False) -> str:
@@ -180,25 +178,7 @@ def demonstrate_drill(drill: code_drills.Drill, rng: random.Random, clean: bool 
     return rng.choices(list(styles), weights=list(styles.values()))[0]
 
 
-def demonstrations(
-    seed: int, p_steps: float = CYCLES[-1].p_steps, clean: bool = False
-) -> Iterator[tuple[Messages, str]]:
-    """Endless (chat, reply) pairs of both task families, from the training side of each split."""
-    rng = random.Random(seed)
-    problems = word_problems.stream(seed, held_out=False)
-    drills = [drill for drill in code_drills.all_drills() if not code_drills.is_held_out(drill)]
-    by_family = [[d for d in drills if d.family == f] for f in sorted({d.family for d in drills})]
-    while True:
-        if rng.random() < SHARE_OF_CODE:
-            drill = rng.choice(rng.choice(by_family))
-            chat = [{"role": "system", "content": CODE_SYSTEM_PROMPT}, {"role": "user", "content": drill.prompt}]
-            yield chat, demonstrate_drill(drill, rng, clean)
-        else:
-            problem = next(problems)
-            yield ask_problem(problem, rng), demonstrate_problem(problem, rng, p_steps, clean)
-
-
-def make_tokenizer(seed: int):
+def make_tokenizer(seed: int) -> Any:
     """Byte-level BPE, digits one by one, with a ChatML template; trained on 20,000 demonstrations."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -210,9 +190,8 @@ def make_tokenizer(seed: int):
             yield "\n".join([f"{m['role']}\n{m['content']}" for m in chat] + [f"assistant\n{reply}"])
 
     core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    core.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE - len(TAGS),
@@ -233,50 +212,39 @@ def make_tokenizer(seed: int):
     )
 
 
-Example = tuple[list[int], list[bool]]  # token ids, and whether each is learned
-
-
-def encode(tokenizer, chat: Messages, reply: str) -> Example:
-    """A conversation; the reply and its end are learned."""
-    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    reply_ids = tokenizer(reply, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
-    return prompt_ids + reply_ids, [False] * len(prompt_ids) + [True] * len(reply_ids)
-
-
-def encode_sheet(tokenizer, steps: list[word_problems.Step]) -> Example:
-    """A sheet of unrelated worked steps; only their values are learned, the rest is chance."""
-    ids, learned = [], []
-    for step in steps:
-        asked = tokenizer(f"{step.label}: {step.left} {step.op} {step.right} =", add_special_tokens=False)["input_ids"]
-        value = tokenizer(f" {step.value}\n", add_special_tokens=False)["input_ids"]
-        ids += asked + value
-        learned += [False] * len(asked) + [True] * len(value)
-    return ids, learned
-
-
-def examples(tokenizer, seed: int, p_steps: float, in_basics: Callable[[], bool]) -> Iterator[Example]:
+def examples(tokenizer: Any, seed: int, p_steps: float, in_basics: Callable[[], bool]) -> Iterator[Example]:
     """Endless examples, of the basics while `in_basics()` is true.
 
-    In the basics the model learns to calculate and to take a problem apart: sheets of steps, and
-    worked replies without noise. After them it learns how a base model behaves: the noisy
-    demonstrations, with a few sheets so that it does not forget.
+    In the basics the model learns to calculate and to take a problem apart: sheets of steps, and worked replies without
+    noise. Then it learns how a base model behaves: noisy demonstrations, and a few sheets so that it does not forget.
     """
+
+    def ids(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
     rng = random.Random(seed)
     noisy = demonstrations(seed, p_steps)
     clean = demonstrations(seed + 1, clean=True)
-    problems = word_problems.stream(seed + 2, held_out=False)
+    problems = word_problems.stream_problems(seed + 2, held_out=False)
     while True:
         basics = in_basics()
-        if rng.random() < (0.5 if basics else 0.2):
+        if rng.random() < (0.5 if basics else 0.2):  # a sheet of unrelated steps; only their values are learned
             steps = [step for _ in range(5) for step in next(problems).steps]
             rng.shuffle(steps)
-            yield encode_sheet(tokenizer, steps[:10])
-        else:
-            yield encode(tokenizer, *next(clean if basics else noisy))
+            pairs = [(f"{s.label}: {s.left} {s.op} {s.right} =", f" {s.value}\n") for s in steps[:10]]
+            parts = [
+                (ids(text), learned) for asked, value in pairs for text, learned in ((asked, False), (value, True))
+            ]
+        else:  # a conversation; the reply and its end are learned
+            chat, reply = next(clean if basics else noisy)
+            prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+            parts = [(ids(prompt), False), (ids(reply) + [tokenizer.eos_token_id], True)]
+        yield [i for part, _ in parts for i in part], [learned for part, learned in parts for _ in part]
 
 
-def batches(tokenizer, seed: int, batch_size: int, p_steps: float, in_basics: Callable[[], bool]) -> Iterator[dict]:
+def batches(
+    tokenizer: Any, seed: int, batch_size: int, p_steps: float, in_basics: Callable[[], bool]
+) -> Iterator[dict]:
     """Batches of similar length (sorted within 16 batches, then shuffled)."""
     import torch
 
@@ -302,7 +270,7 @@ def schedule(step: int, steps: int, warmup: int = 50) -> float:
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
-def new_model(tokenizer, seed: int):
+def new_model(tokenizer: Any, seed: int) -> Any:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -311,7 +279,7 @@ def new_model(tokenizer, seed: int):
     return Qwen2ForCausalLM(Qwen2Config(vocab_size=VOCAB_SIZE, **ARCHITECTURE, **ends))
 
 
-def train(model, tokenizer, cycle: Cycle, batch_size: int, seed: int, log: Callable[[str], None] = print):
+def train(model: Any, tokenizer: Any, cycle: Cycle, seed: int) -> Any:
     """Trains the model for one cycle and returns it. About a second a step on two cores."""
     import torch
     from tqdm.auto import tqdm
@@ -325,7 +293,7 @@ def train(model, tokenizer, cycle: Cycle, batch_size: int, seed: int, log: Calla
         (torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0), ADAMW_PEAK),
     ]
     step, losses, hits = 0, [], []
-    source = batches(tokenizer, seed, batch_size, cycle.p_steps, lambda: step < cycle.basics * cycle.steps)
+    source = batches(tokenizer, seed, BATCH_SIZE, cycle.p_steps, lambda: step < cycle.basics * cycle.steps)
     model.train()
     for step in tqdm(range(cycle.steps), desc="starter policy", unit="step", mininterval=5):
         for optimizer, peak in optimizers:
@@ -345,12 +313,10 @@ def train(model, tokenizer, cycle: Cycle, batch_size: int, seed: int, log: Calla
         losses.append(loss.item())
         hits.append((logits.argmax(-1) == wanted[kept]).float().mean().item())
         if (step + 1) % 100 == 0:
-            log(f"step {step + 1}: loss {sum(losses[-100:]) / 100:.4f}, next token right {sum(hits[-100:]) / 100:.4f}")
+            print(
+                f"step {step + 1}: loss {sum(losses[-100:]) / 100:.4f}, next token right {sum(hits[-100:]) / 100:.4f}"
+            )
     return model.eval()
-
-
-def load_jsonl(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def measure(
@@ -358,48 +324,46 @@ def measure(
 ) -> dict[str, float]:
     """Shares on the held-out sides, the model loaded in 4 bits as the notebooks load it.
 
-    Returns, for word problems, strict format and correct at temperature 1 and greedy, and pass@8 at
-    temperature 1; for code drills, pass@1 at temperature 1; and the mean lengths in tokens.
+    Returns, for word problems, strict format and correct at temperature 1 and greedy, and pass@8 at temperature 1; for
+    code drills, pass@1 at temperature 1; and the mean lengths in tokens.
     """
     from unsloth import FastLanguageModel
 
     from lab.data import code_problems
-    from lab.measure import code_scores
+    from lab.measure.code_scores import judge_groups
     from lab.measure.estimates import pass_at_k
-    from lab.measure.grading import grade
+    from lab.measure.grading import score_groups
     from lab.model.sampling import sample
     from sandbox import Sandbox
 
     model, tokenizer = FastLanguageModel.from_pretrained(str(folder), max_seq_length=1024, load_in_4bit=True)
-    data = HERE.parents[1] / "data"
-    problems = [row for row in load_jsonl(data / "word_problems.jsonl") if row["split"] == "test"][:n_problems]
     system = {"role": "system", "content": SYSTEM_PROMPT}
+    problems = [row for row in read_jsonl(WORD_PROBLEMS) if row["split"] == "test"][:n_problems]
     rows = [{**row, "prompt": [system, {"role": "user", "content": row["question"]}]} for row in problems]
-    prompts = [row["prompt"] for row in rows]
+    prompts, functions = [row["prompt"] for row in rows], [format_reward, correctness_reward]
     sampled = sample(model, tokenizer, prompts, n=group, max_new_tokens=112, seed=seed, progress="temperature 1")
     greedy = sample(model, tokenizer, prompts, temperature=0, max_new_tokens=112, progress="greedy")
-    warm = grade([row for row in rows for _ in range(group)], [s for many in sampled for s in many])
-    cold = grade(rows, [one for (one,) in greedy])
-    right = warm["correct"].to_numpy().reshape(len(rows), group).sum(axis=1)
+    warm, cold = (score_groups(functions, rows, groups) for groups in (sampled, greedy))
+    right = warm.groupby("group")["correctness_reward"].sum()
     drills = code_problems.load_problems("code_drills", tokenizer, to_train=False)[1][:n_drills]
     chats = [drill["prompt"] for drill in drills]
     written = sample(model, tokenizer, chats, n=group, max_new_tokens=80, seed=seed, progress="code drills")
     with Sandbox() as sandbox:
-        judged = code_scores.judge_groups(drills, written, sandbox)
+        judged = judge_groups(drills, written, sandbox)
     return {
         "problems": len(rows),
-        "format_sampled": float(warm["format"].mean()),
-        "correct_sampled": float(warm["correct"].mean()),
+        "format_sampled": float(warm["format_reward"].mean()),
+        "correct_sampled": float(warm["correctness_reward"].mean()),
         f"pass_at_{group}": sum(pass_at_k(group, int(c), group) for c in right) / len(right),
-        "format_greedy": float(cold["format"].mean()),
-        "correct_greedy": float(cold["correct"].mean()),
+        "format_greedy": float(cold["format_reward"].mean()),
+        "correct_greedy": float(cold["correctness_reward"].mean()),
         "tokens_sampled": float(warm["tokens"].mean()),
         "drills": len(drills),
         "drills_pass_at_1": float(judged["passed"].mean()),
     }
 
 
-def card(figures: dict[str, float], parameters: int, tokens: int, batch_size: int, seed: int) -> str:
+def card(figures: dict[str, float], parameters: int, tokens: int) -> str:
     """The model card, its figures from `measure`."""
     share = {name: f"{100 * value:.1f} %" for name, value in figures.items() if value <= 1}
     return f"""# The starter policy
@@ -411,7 +375,7 @@ two families of synthetic tasks and nothing else, and any other prompt gets nons
 |---|---|
 | architecture | Qwen2, {ARCHITECTURE["num_hidden_layers"]} layers, width {ARCHITECTURE["hidden_size"]}, {parameters:,} parameters, bf16 |
 | tokenizer | byte-level BPE, {tokens} tokens, digits one by one; ChatML with a system role |
-| made by | `make starter-policy` (`notebooks/lab/make/starter_policy.py`), {sum(cycle.steps for cycle in CYCLES):,} steps of {batch_size} demonstrations, seed {seed} |
+| made by | `make starter-policy` (`notebooks/lab/make/starter_policy.py`), {sum(cycle.steps for cycle in CYCLES):,} steps of {BATCH_SIZE} demonstrations, seed {SEED} |
 | from | synthetic demonstrations of this project's own generators (`lab/make/word_problems.py`, `lab/make/code_drills.py`), held-out sides left out |
 | licence | MIT, as the project |
 
@@ -443,9 +407,7 @@ The mean completion has {figures["tokens_sampled"]:.0f} tokens. `make starter-po
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=HERE.parents[1] / "data" / "starter-policy")
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=20261121)
+    parser.add_argument("--out", type=Path, default=STARTER_POLICY)
     parser.add_argument("--from-cycle", type=int, default=0, help="go on with the model in --out from this cycle")
     parser.add_argument(
         "--measure-only", action="store_true", help="only measure the model in --out and write its card"
@@ -455,28 +417,25 @@ def main() -> None:
     import unsloth  # noqa: F401  (before transformers, which it patches)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    started = time.monotonic()
+    out, started = arguments.out, time.monotonic()
     first = len(CYCLES) if arguments.measure_only else arguments.from_cycle
     if first:
-        tokenizer = AutoTokenizer.from_pretrained(arguments.out)
-        model = AutoModelForCausalLM.from_pretrained(arguments.out, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(out)
+        model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     else:
-        tokenizer = make_tokenizer(arguments.seed)
-        model = new_model(tokenizer, arguments.seed)
+        tokenizer = make_tokenizer(SEED)
+        model = new_model(tokenizer, SEED)
     for number, cycle in enumerate(CYCLES[first:], start=first):
-        model = train(model, tokenizer, cycle, arguments.batch_size, arguments.seed + 1 + 10 * number)
-        model.to(torch.bfloat16).save_pretrained(arguments.out)  # bf16 is what ships: the next cycle starts from it
-        tokenizer.save_pretrained(arguments.out)
+        model = train(model, tokenizer, cycle, SEED + 1 + 10 * number)
+        model.to(torch.bfloat16).save_pretrained(out)  # bf16 is what ships: the next cycle starts from it
+        tokenizer.save_pretrained(out)
         model = model.float()
-        print(
-            f"cycle {number + 1} of {len(CYCLES)} done after {(time.monotonic() - started) / 60:.0f} minutes",
-            flush=True,
-        )
-    figures = measure(arguments.out)
+        minutes = (time.monotonic() - started) / 60
+        print(f"cycle {number + 1} of {len(CYCLES)} done after {minutes:.0f} minutes", flush=True)
+    figures = measure(out)
     print(json.dumps(figures, indent=2))
-    (arguments.out / "measured.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    text = card(figures, model.num_parameters(), len(tokenizer), arguments.batch_size, arguments.seed)
-    (arguments.out / "README.md").write_text(text, encoding="utf-8")
+    write_json(out / "measured.json", figures)
+    write_text(out / "README.md", card(figures, model.num_parameters(), len(tokenizer)))
 
 
 if __name__ == "__main__":

@@ -19,27 +19,10 @@ import pyarrow as pa
 
 import rewards
 from lab.files import Row, need, relative
-from lab.page.answer_marks import answer_span, format_marks
-from lab.page.page_file import (
-    completion_columns,
-    json_column,
-    json_value,
-    made_now,
-    rounded,
-    shrink_payload,
-    suspect_part,
-    without_repeated,
-    write_page_file,
-)
-from lab.read import suspects
-from lab.read.completions import (
-    LONGEST_EXTRA,
-    LONGEST_TEXT,
-    MOST_CHARACTERS,
-    MOST_COMPLETIONS,
-    function_range,
-    widened_range,
-)
+from lab.page import page_file
+from lab.page.answer_marks import answer_span
+from lab.page.page_file import json_column, json_value
+from lab.read import completions, suspects
 from lab.read.run_record import count_of
 from lab.read.selection import Selection
 
@@ -94,7 +77,7 @@ def write_evaluation_page(
     Raises ValueError for no model, for a table that lacks a column, a damaged file, or a limit below 1; MissingInputError for
     a file that is not there.
     """
-    return write_page_file(evaluation_payload(answers, name=name, weights=weights, **limits), Path(path))
+    return page_file.write_page_file(evaluation_payload(answers, name=name, weights=weights, **limits), Path(path))
 
 
 def evaluation_payload(
@@ -102,75 +85,54 @@ def evaluation_payload(
     *,
     name: str = "Evaluation",
     weights: Mapping[str, float] | None = None,
-    limit: int = MOST_COMPLETIONS,
-    characters: int = MOST_CHARACTERS,
-    format: rewards.Format | None = None,
+    limit: int = completions.MOST_COMPLETIONS,
+    characters: int = completions.MOST_CHARACTERS,
 ) -> Row:
     """All that the page shows, as JSON values: whole prompts, regressions first, as many as the limits allow.
 
     Args:
         answers, name, weights: as for `write_evaluation_page`.
         limit, characters: of the answers in the page.
-        format: how completions mark reasoning and answer; None: as rewards.py says.
     """
     if limit < 1 or characters < 1:
         raise ValueError(f"limit={limit}, characters={characters}: a page needs numbers above 0.")
-    models, (table, notes), format = list(map(str, answers)), read_answers(answers), format or rewards.FORMAT
+    models, (table, notes) = list(map(str, answers)), read_answers(answers)
     table, places = with_places(table)
     problems = sorted_problems(table, len(models))
     table["prompt_row"] = table["row"].map({row: i for i, row in enumerate(problems["row"])})
     table = table.sort_values(["prompt_row", "model", "place"], kind="stable", ignore_index=True)
     table["total"], lost = weighted_totals(table, weights or {})
-    table["answer"] = [None if cut else answer_span(text, format) for text, cut in zip(table["text"], table["cut"])]
+    table["answer"] = [
+        None if cut else answer_span(text, rewards.FORMAT) for text, cut in zip(table["text"], table["cut"])
+    ]
 
-    found = suspect_answers(table, models)
-    counts = Counter(rule for why in found.values() for rule in why)
-    judges = table["correct_by"].dropna().unique() if "correct_by" in table else []
-    judges = list(dict.fromkeys(name for text in judges for name in str(text).split(", ") if name))
-    sources = score_sources(table)
-    change, extras = change_part(problems, models), extra_columns(table)
+    table = table.drop(columns=["step", "group"], errors="ignore")
     by_prompt = table.groupby("prompt_row")
-    data = without_repeated(prompt_columns(by_prompt.first(), problems, models), by_prompt["prompt"].first())
-    rows = table.drop(columns=["step", "group"], errors="ignore").assign(prompt=table["prompt_row"], advantage=math.nan)
-    rows = rows.assign(step=table["model"], group=table["prompt_row"])
-    nothing = [None] * len(by_prompt)  # over several models these say nothing
-    whole = {
-        "version": 1,
-        "models": models,
-        "places": places,
-        "change": change,
-        "hints": column_hints(models, judges),
-        "rewards": [score_part(name, table[source], name in judges) for name, source in sources.items()],
-        "data_columns": list(data),
-        "extra_columns": list(extras),
-        "marks": format_marks(format),
-        "prompts": {
-            "text": by_prompt["prompt"].first().tolist(),
-            "tokens": nothing,
-            "data": data,
-            "seen": [sorted(set(models.tolist())) for _, models in by_prompt["model"]],
-            "n": by_prompt.size().tolist(),
-            "best": nothing,
-            "mean": nothing,
-        },
-        "completions": completion_columns(
-            rows, table["answer"], {name: table[source] for name, source in sources.items()}, extras, found
-        ),
-        "suspects": suspect_part(found, TITLES, RULES, counts),
-        "metrics": {"step": [], "columns": {}, "own": []},
-        "printed": [],
-        "events": [],
-        "run": {
-            "name": name,
-            "model": " → ".join(models),
-            "status": "",
-            "steps": len(models),
-            "made": made_now(),
-            "notes": [*notes, *lost],
-        },
-        "selection": {},
-    }
-    page = shrink_payload(whole, limit, characters)
+    prompts = pd.DataFrame({"text": by_prompt["prompt"].first(), "seen": by_prompt["model"].unique().map(sorted)})
+    prompts = prompts.assign(
+        n=by_prompt.size(), tokens=None, best=None, mean=None
+    )  # over several models these say nothing
+    rows = table.assign(prompt=table["prompt_row"], step=table["model"], group=table["prompt_row"], advantage=math.nan)
+    deciders = table["correct_by"].dropna().unique() if "correct_by" in table else []
+    deciders = list(dict.fromkeys(name for text in deciders for name in str(text).split(", ") if name))
+    suspicious = suspect_answers(table, models)
+    counts = Counter(rule for why in suspicious.values() for rule in why)
+    whole = page_file.build_payload(
+        {"name": name, "model": " → ".join(models), "status": "", "steps": len(models), "notes": [*notes, *lost]},
+        rows,
+        prompts,
+        prompt_columns(by_prompt.first(), problems, models),
+        score_columns(table, deciders),
+        extra_columns(table),
+        suspicious,
+        {rule: (title, RULES[rule], counts[rule]) for rule, title in TITLES.items()},
+        rewards.FORMAT,
+        models=models,
+        places=places,
+        change=change_part(problems, models),
+        hints=column_hints(models, deciders),
+    )
+    page = page_file.shrink_payload(whole, limit, characters)
     return page | {"selection": selection_part(whole, page, limit, characters)}
 
 
@@ -198,8 +160,10 @@ def read_answers(answers: Answers) -> tuple[pd.DataFrame, list[str]]:
     if other := int((by_row["prompt"].nunique() > 1).sum()):
         notes.append(f"{count_of(other, 'prompt')} not rendered alike for all models: the page shows the first model's")
 
-    def texts(name: str) -> pd.Series:  # of dtype object, for pandas' own text refuses halves of surrogate pairs
-        return pd.Series([str(value) for value in unique[name]], unique.index, dtype=object)
+    def texts(
+        name: str, most: float = math.inf
+    ) -> pd.Series:  # of dtype object: pandas' own text refuses half surrogates
+        return pd.Series([shortened(str(value), most) for value in unique[name]], unique.index, dtype=object)
 
     numeric = ("tokens", "seconds", "correct", *MEASURES)
     numeric = [name for name in unique if name in numeric or str(name).startswith("reward/")]
@@ -209,16 +173,16 @@ def read_answers(answers: Answers) -> tuple[pd.DataFrame, list[str]]:
     )
     completion = texts("completion")
     return unique.assign(
-        text=completion.str[:LONGEST_TEXT],
-        cut=(completion.str.len() - LONGEST_TEXT).clip(lower=0),
+        text=completion.str[: completions.LONGEST_TEXT],
+        cut=(completion.str.len() - completions.LONGEST_TEXT).clip(lower=0),
         right=unique["correct"],
-        prompt=texts("prompt").map(lambda text: shortened(text, LONGEST_TEXT)),
+        prompt=texts("prompt", completions.LONGEST_TEXT),
         decoding=texts("decoding"),
         tokens=unique.get("tokens", math.nan),
     ), notes
 
 
-def shortened(value: Any, most: int = LONGEST_EXTRA) -> Any:
+def shortened(value: Any, most: int = completions.LONGEST_EXTRA) -> Any:
     """The value, or the beginning of a longer text and how much is left out."""
     if not isinstance(value, str) or len(value) <= most:
         return value
@@ -310,27 +274,26 @@ def selection_part(whole: Row, page: Row, limit: int, characters: int) -> Row:
     if kinds := count_kinds(here):
         said += f"; by greedy answer {kinds}"
     if cut := sum(value > 0 for value in page["completions"]["cut"]):
-        left_out.append(f"{count_of(cut, 'answer')} cut after {LONGEST_TEXT:,} characters.")
+        left_out.append(f"{count_of(cut, 'answer')} cut after {completions.LONGEST_TEXT:,} characters.")
     return {"kept": answers, "of": of, "said": f"{said}.", "left_out": " ".join(left_out)}
 
 
-def score_sources(table: pd.DataFrame) -> dict[str, str]:
-    """Column of each score, by the name that the page shows; a measure that is a reward as well stands there once."""
-    sources = [name for name in table if str(name).startswith("reward/")]
-    known = [name for name in MEASURES if name in table and table[name].notna().any()]
-    scores = {name: name for name in known if not any(table[name].equals(table[source]) for source in sources)}
-    for source in sources:
-        name = source.removeprefix("reward/")
-        scores[source if name in scores else name] = source
-    return scores
+def score_columns(table: pd.DataFrame, deciders: Sequence[str]) -> dict[completions.ScoreColumn, pd.Series]:
+    """The scores with their ranges: as each reward declares it, widened to what was scored.
 
-
-def score_part(name: str, values: pd.Series, decides: bool) -> Row:
-    """A score with its range, as its reward declares it, widened to what was scored."""
-    known = values.dropna()
-    declared = (0.0, 1.0) if name in MEASURES else function_range(name)
-    low, high = widened_range(declared, *((known.min(), known.max()) if len(known) else (None, None)))
-    return {"name": name, "low": rounded(low), "high": rounded(high), "decides": decides}
+    A measure that is a reward as well stands there once.
+    """
+    rewarded = {name.removeprefix("reward/"): table[name] for name in table if str(name).startswith("reward/")}
+    measured = {name: table[name] for name in MEASURES if name in table and table[name].notna().any()}
+    measured = {n: values for n, values in measured.items() if not any(values.equals(own) for own in rewarded.values())}
+    found = {}
+    for name, values in [*measured.items(), *rewarded.items()]:
+        known = values.dropna()
+        declared = (0.0, 1.0) if name in MEASURES else completions.function_range(name)
+        ends = completions.widened_range(declared, *((known.min(), known.max()) if len(known) else (None, None)))
+        label = f"reward/{name}" if any(name == one.name for one in found) else name
+        found[completions.ScoreColumn(label, *ends, name in deciders)] = values
+    return found
 
 
 def prompt_columns(first: pd.DataFrame, problems: pd.DataFrame, models: Sequence[str]) -> dict[str, list]:
@@ -361,7 +324,7 @@ def extra_columns(table: pd.DataFrame) -> dict[str, list]:
     return {str(name): page_values(table[name]) for name in ("decoding", "sample", *others)}
 
 
-def column_hints(models: Sequence[str], judges: Sequence[str]) -> dict[str, str]:
+def column_hints(models: Sequence[str], deciders: Sequence[str]) -> dict[str, str]:
     """What the page's own columns mean, by name."""
     share = "Share of the sampled answers of {} that are right"
     return {
@@ -377,7 +340,7 @@ def column_hints(models: Sequence[str], judges: Sequence[str]) -> dict[str, str]
         "sample": "Number of the sample",
         "seconds": "Time that the answer took",
         "finished": "false: cut at the limit of tokens",
-        "right": f"Judged by {' and '.join(judges) or 'the evaluation'}",
+        "right": f"Judged by {' and '.join(deciders) or 'the evaluation'}",
     }
 
 

@@ -25,7 +25,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+import rewards
 from lab.files import Row, need, relative, write_text
+from lab.page.answer_marks import format_marks
+from lab.read.completions import ScoreColumn
 from lab.read.selection import Budget, choose_groups
 
 PAGE_FOLDER = Path(__file__).parent
@@ -182,61 +185,74 @@ def take_rows(table: Row, places: Sequence[int]) -> Row:
     }
 
 
-def completion_columns(
+def build_payload(
+    run: Row,
     rows: pd.DataFrame,
-    answers: Sequence[list[int] | None],
-    scores: Mapping[str, pd.Series],
+    prompts: pd.DataFrame,
+    data: Mapping[str, list],
+    scores: Mapping[ScoreColumn, pd.Series],
     extras: Mapping[str, Sequence[Any]],
     suspects: Mapping[int, Mapping[str, str]],
+    rules: Mapping[str, tuple[str, str, int]],
+    format: rewards.Format,
+    **more: Any,
 ) -> Row:
-    """The payload's completions.
+    """The payload of tables.
 
     Args:
-        rows: prompt, step, group, place, cut, total, advantage, tokens, text and right of each.
-        answers: where the extracted answer stands in each text.
+        run: name, model, status, steps and notes.
+        rows: prompt (row of `prompts`), step, group, place, cut, total, advantage, tokens, text, answer (where it stands in
+            the text) and right of each completion.
+        prompts: text, tokens, seen (steps), n, best and mean of each prompt.
+        data: the data set's columns of the prompts. Those that every prompt has word for word are left out.
+        scores, extras: the other columns of the completions.
         suspects: row -> rule -> why.
+        rules: title, words and number of suspects, by rule.
+        format: how the completions mark reasoning and answer.
+        more: other parts of the payload.
     """
-    places = {rules: i for i, rules in enumerate(suspect_sets(suspects))}
-    names = ("prompt", "step", "group", "place", "cut", "total", "advantage", "tokens")
-    return {
-        **{name: json_column(rows[name]) for name in names},
-        "text": rows["text"].tolist(),
-        "answer": list(answers),
-        "right": [None if pd.isna(value) else bool(value) for value in rows["right"]],
-        "scores": {name: json_column(values) for name, values in scores.items()},
-        "extras": {name: [json_value(value) for value in values] for name, values in extras.items()},
-        "suspect": [places[tuple(suspects.get(i, ()))] for i in range(len(rows))],
-    }
 
-
-def suspect_sets(suspects: Mapping[int, Mapping[str, str]]) -> list[tuple[str, ...]]:
-    """The sets of rules that completions fall under, the empty one first."""
-    return [(), *sorted({tuple(why) for why in suspects.values()} - {()})]
-
-
-def suspect_part(
-    suspects: Mapping[int, Mapping[str, str]],
-    titles: Mapping[str, str],
-    words: Mapping[str, str],
-    counts: Mapping[str, int],
-) -> Row:
-    """The payload's suspects; titles, words and counts are by rule."""
-    rules = [{"id": rule, "title": title, "said": words[rule], "n": counts[rule]} for rule, title in titles.items()]
-    more = {str(i): why for i, why in sorted(suspects.items())}
-    return {"rules": rules, "sets": [list(rules) for rules in suspect_sets(suspects)], "more": more}
-
-
-def without_repeated(data: Mapping[str, list], prompts: Sequence[str]) -> dict[str, list]:
-    """The data columns but for those that every prompt has word for word, such as the question."""
-
-    def is_repeated(value: Any, prompt: str) -> bool:
+    def repeated(value: Any, prompt: str) -> bool:
         return isinstance(value, str) and len(value) > REPEATED and value in prompt
 
-    return {name: values for name, values in data.items() if not values or not all(map(is_repeated, values, prompts))}
-
-
-def made_now() -> str:
-    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    texts, now = prompts["text"].tolist(), datetime.datetime.now().astimezone()
+    data = {name: values for name, values in data.items() if not values or not all(map(repeated, values, texts))}
+    sets = [(), *sorted({tuple(why) for why in suspects.values()} - {()})]
+    numbers = ("prompt", "step", "group", "place", "cut", "total", "advantage", "tokens")
+    return {
+        "version": 1,
+        "run": {**run, "made": now.isoformat(timespec="seconds")},
+        "selection": {},
+        "rewards": [one._asdict() | {"low": rounded(one.low), "high": rounded(one.high)} for one in scores],
+        "data_columns": list(data),
+        "extra_columns": list(extras),
+        "marks": format_marks(format),
+        "prompts": {
+            "text": texts,
+            "tokens": json_column(prompts["tokens"]),
+            "data": data,
+            "seen": [[int(step) for step in steps] for steps in prompts["seen"]],
+            **{name: json_column(prompts[name]) for name in ("n", "best", "mean")},
+        },
+        "completions": {
+            **{name: json_column(rows[name]) for name in numbers},
+            "text": rows["text"].tolist(),
+            "answer": rows["answer"].tolist(),
+            "right": [None if pd.isna(value) else bool(value) for value in rows["right"]],
+            "scores": {one.name: json_column(values) for one, values in scores.items()},
+            "extras": {name: [json_value(value) for value in values] for name, values in extras.items()},
+            "suspect": [sets.index(tuple(suspects.get(i, ()))) for i in range(len(rows))],
+        },
+        "suspects": {
+            "rules": [{"id": rule, "title": title, "said": said, "n": n} for rule, (title, said, n) in rules.items()],
+            "sets": [list(rules) for rules in sets],
+            "more": {str(i): why for i, why in sorted(suspects.items())},
+        },
+        "metrics": {"step": [], "columns": {}, "own": []},
+        "printed": [],
+        "events": [],
+        **more,
+    }
 
 
 def rounded(value: Any) -> int | float | None:

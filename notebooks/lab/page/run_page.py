@@ -10,20 +10,9 @@ import pandas as pd
 
 import rewards
 from lab.files import Row
-from lab.page.answer_marks import answer_span, asked_format, format_marks
-from lab.page.page_file import (
-    HELD_OUT,
-    SET,
-    TRAINING,
-    completion_columns,
-    json_column,
-    json_value,
-    made_now,
-    rounded,
-    suspect_part,
-    without_repeated,
-    write_page_file,
-)
+from lab.page import page_file
+from lab.page.answer_marks import answer_span, asked_format
+from lab.page.page_file import HELD_OUT, SET, TRAINING, json_column, json_value
 from lab.read.completions import LONGEST_TEXT, MOST_CHARACTERS, MOST_COMPLETIONS, Completions
 from lab.read.held_out import held_out_answers
 from lab.read.run_record import RunRecord, count_of, read_run, step_number
@@ -52,7 +41,7 @@ def write_run_page(run: RunRecord | Path | str, path: Path | str | None = None, 
     """
     record = run if isinstance(run, RunRecord) else read_run(run, need_steps=False)
     path = Path(path or (record.folder.parent if record.source == "ours" else record.folder) / "completions.html")
-    return write_page_file(run_payload(record, **limits), path)
+    return page_file.write_page_file(run_payload(record, **limits), path)
 
 
 def run_payload(
@@ -60,27 +49,21 @@ def run_payload(
     *,
     limit: int = MOST_COMPLETIONS,
     characters: int = MOST_CHARACTERS,
-    format: rewards.Format | None = None,
-    decides: Sequence[str] | None = None,
 ) -> Row:
     """All that the page shows, as JSON values.
 
     Args:
         limit, characters: of the completions in the page.
-        format: how completions mark reasoning and answer; None: as the prompts ask for it.
-        decides: the rewards that decide what is right; None: those that the run knows as such.
 
     Raises ValueError where the run has no readable completions.
     """
-    with Completions(record, decides=decides) as table:
-        chosen, counts, rules = table.select(limit, characters), table.suspect_counts(), table.rules()
-    format = format or asked_format(chosen.prompts["text"].tolist())
-    rows = chosen.rows.rename(columns={"grp": "group"}).assign(text=chosen.texts)
-    rows["answer"] = spans_of(rows, format)
+    with Completions(record) as table:
+        chosen, counts, words = table.select(limit, characters), table.suspect_counts(), table.rules()
+    format, prompts = asked_format(chosen.prompts["text"].tolist()), chosen.prompts
+    rows = with_spans(chosen.rows.rename(columns={"grp": "group"}).assign(text=chosen.texts), format)
     chosen.add("right_without_answer", right_without_answer(chosen, rows["answer"].notna()))
-    counts = {rule: n + chosen.found_here[rule] for rule, n in counts.items()}
     data = {name.removeprefix("data/"): [json_value(value) for value in values] for name, values in chosen.data.items()}
-    prompts, summary, notes = chosen.prompts, chosen.summary, [*map(str, record.notes), *table.notes]
+    summary, notes = chosen.summary, [*map(str, record.notes), *table.notes]
 
     answers = held_out_answers(record, table.rewards)
     if lost := len(record.held_out) - answers["step"].nunique():
@@ -89,13 +72,12 @@ def run_payload(
         )
     if len(answers):
         more_rows, more_prompts = held_out_tables(answers, [one.name for one in table.rewards])
+        more_rows = with_spans(more_rows, format)
         more_rows["prompt"] += len(prompts)
         more_rows["group"] += rows["group"].max() + 1
-        more_rows["answer"] = spans_of(more_rows, format)
-        asked = {name: more_prompts.pop(f"data/{name}").tolist() for name in data if f"data/{name}" in more_prompts}
-        nothing = [None] * len(more_prompts)
-        data = {name: [*values, *map(json_value, asked.get(name, nothing))] for name, values in data.items()}
         mark = SET if SET not in data else f"{SET} of prompts"
+        asked = more_prompts.reindex(columns=[f"data/{name}" for name in data])
+        data = {name: [*data[name], *map(json_value, asked[f"data/{name}"])] for name in data}
         data = {mark: [TRAINING] * len(prompts) + [HELD_OUT] * len(more_prompts), **data}
         rows, prompts = (pd.concat(pair, ignore_index=True) for pair in ((rows, more_rows), (prompts, more_prompts)))
         n, evaluations = f"{len(answers):,} greedy answers", answers["step"].nunique()
@@ -103,47 +85,45 @@ def run_payload(
 
     order = rows.sort_values(["step", "prompt", "group", "place"], kind="stable").index
     rows, new = rows.loc[order].reset_index(drop=True), {old: i for i, old in enumerate(order)}
-    data = without_repeated(data, prompts["text"])
-    scores = {one.name: rows[f"s{i}"] for i, one in enumerate(table.rewards)}
-    extras = {name: pd.Series(values, dtype=object).reindex(order) for name, values in chosen.extras.items()}
-    suspects = {new[i]: why for i, why in chosen.suspects.items()}
-    steps = [int(step) for step in record.log.index] + chosen.rows["step"].tolist()
     model = record.about.get("model")
     model = model if isinstance(model, dict) else {"name": model}
-    return {
-        "version": 1,
-        "run": {
-            "name": str(record.name),
-            "model": str(model.get("shown") or model.get("name") or ""),
-            "status": str(record.about.get("status") or ""),
-            "steps": max(steps, default=0),
-            "made": made_now(),
-            "notes": notes,
-        },
-        "selection": {"kept": len(chosen.texts), "of": table.count, "said": summary, "left_out": chosen.left_out},
-        "rewards": [one._asdict() | {"low": rounded(one.low), "high": rounded(one.high)} for one in table.rewards],
-        "data_columns": list(data),
-        "extra_columns": table.extra_columns,
-        "marks": format_marks(format),
-        "prompts": {
-            "text": prompts["text"].tolist(),
-            "tokens": json_column(prompts["tokens"]),
-            "data": data,
-            "seen": [[int(step) for step in steps] for steps in prompts["seen"]],
-            **{name: json_column(prompts[name]) for name in ("n", "best", "mean")},
-        },
-        "completions": completion_columns(rows, rows["answer"], scores, extras, suspects),
-        "suspects": suspect_part(suspects, RULE_TITLES, rules, counts),
-        "metrics": metrics_part(record),
-        "printed": [line for row in record.printed if (line := printed_line(row))],
-        "events": [event for row in record.events if (event := event_line(row))],
+    run = {
+        "name": str(record.name),
+        "model": str(model.get("shown") or model.get("name") or ""),
+        "status": str(record.about.get("status") or ""),
+        "steps": int(max([*record.log.index, chosen.rows["step"].max()])),
+        "notes": notes,
     }
+    log = record.log.sort_index().select_dtypes("number").drop(columns="step").dropna(axis=1, how="all")
+    return page_file.build_payload(
+        run,
+        rows,
+        prompts,
+        data,
+        {one: rows[f"s{i}"] for i, one in enumerate(table.rewards)},
+        {name: pd.Series(values, dtype=object).reindex(order) for name, values in chosen.extras.items()},
+        {new[i]: why for i, why in chosen.suspects.items()},
+        {rule: (title, words[rule], counts[rule] + chosen.found_here[rule]) for rule, title in RULE_TITLES.items()},
+        format,
+        selection={"kept": len(chosen.texts), "of": table.count, "said": summary, "left_out": chosen.left_out},
+        metrics={
+            "step": [int(step) for step in log.index],
+            "columns": {str(name): json_column(log[name]) for name in log},
+            "own": [name for name in record.own_metrics() if name in log],
+        },
+        printed=[
+            {"step": step, "text": str(row.get("text", ""))[:LONGEST_TEXT]}
+            for row in record.printed
+            if (step := step_number(row)) is not None
+        ],
+        events=[event for row in record.events if (event := event_line(row))],
+    )
 
 
-def spans_of(rows: pd.DataFrame, format: rewards.Format) -> pd.Series:
-    """Where each completion's extracted answer stands; None without one, and in cut texts."""
+def with_spans(rows: pd.DataFrame, format: rewards.Format) -> pd.DataFrame:
+    """The table with `answer`: where each completion's extracted answer stands; None without one, and in cut texts."""
     spans = [None if cut else answer_span(text, format) for text, cut in zip(rows["text"], rows["cut"])]
-    return pd.Series(spans, rows.index, dtype=object)
+    return rows.assign(answer=pd.Series(spans, rows.index, dtype=object))
 
 
 def held_out_tables(answers: pd.DataFrame, scores: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -166,22 +146,6 @@ def held_out_tables(answers: pd.DataFrame, scores: Sequence[str]) -> tuple[pd.Da
     prompts = asked.first().assign(seen=asked["step"].agg(sorted), tokens=None, **totals)
     columns = [name for name in prompts if name in ("seen", "tokens", *totals) or str(name).startswith("data/")]
     return pd.DataFrame(rows), prompts[columns].reset_index(names="text")
-
-
-def metrics_part(record: RunRecord) -> Row:
-    """The training log by step: each column that has a number."""
-    log = record.log.sort_index()
-    kept = [name for name in log.select_dtypes("number").columns if name != "step" and log[name].notna().any()]
-    return {
-        "step": [int(step) for step in log.index],
-        "columns": {str(name): json_column(log[name]) for name in kept},
-        "own": [name for name in record.own_metrics() if name in kept],
-    }
-
-
-def printed_line(row: Row) -> Row | None:
-    step = step_number(row)
-    return None if step is None else {"step": step, "text": str(row.get("text", ""))[:LONGEST_TEXT]}
 
 
 def event_line(row: Row) -> Row | None:

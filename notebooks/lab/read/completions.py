@@ -72,7 +72,6 @@ class Completions:
     """The completions of a run; a context manager, for it holds a temporary folder.
 
     Args:
-        decides: names of the rewards that decide what is right; None: those that the run knows as such.
         memory: DuckDB's own limit.
 
     Attributes:
@@ -84,9 +83,10 @@ class Completions:
     Raises ValueError where the run has no readable completions.
     """
 
-    def __init__(self, record: RunRecord, decides: Sequence[str] | None = None, memory: str = MEMORY) -> None:
-        self.record, self.limit = record, longest_allowed(record)
-        self.deciders = record.deciders() if decides is None else decides
+    def __init__(self, record: RunRecord, memory: str = MEMORY) -> None:
+        self.record = record
+        settings = {**record.about.get("requested", {}), **record.about.get("effective", {})}
+        self.limit: int | None = settings.get("max_completion_length")  # tokens; None where it is not known
         self.notes: list[str] = []
         files = self._readable_files()
         self.folder = tempfile.TemporaryDirectory(prefix="completions-")
@@ -148,15 +148,16 @@ class Completions:
         """Makes `raw` (a view of the files), `facts` (what is small of each row) and `completions` (a view of both)."""
         names = score_names(self.record, files)
         self.files = CompletionFiles(files, names)
-        self.data_columns = [one.name for one in self.files.others if one.name.startswith("data/")]
-        self.extra_columns = [one.name for one in self.files.others if not one.name.startswith("data/")]
+        others = [one.name for one in self.files.others]
+        self.data_columns = [name for name in others if name.startswith("data/")]
+        self.extra_columns = [name for name in others if not name.startswith("data/")]
         layouts = self.files.by_layout()
         raw = " UNION ALL ".join(self.files.relation(places) for places in layouts)
-        self.db.execute(f"CREATE OR REPLACE VIEW raw AS {raw}")
+        self.db.execute(f"CREATE VIEW raw AS {raw}")
         scores = "".join(f"s{i}, " for i in range(len(names)))
         for i, places in enumerate(layouts):
             # texts become hashes of 64 bits: a million texts collide once in 10^7 runs
-            self.db.execute(f"""{"INSERT INTO slim" if i else "CREATE OR REPLACE TABLE slim AS"}
+            self.db.execute(f"""{"INSERT INTO slim" if i else "CREATE TABLE slim AS"}
                 SELECT key, step, given, hash(prompt) AS prompt, length(prompt) AS prompt_length,
                        length(completion) AS length, hash(bare) AS bare, length(bare) AS letters, {scores}advantage,
                        tokens, prompt_tokens
@@ -164,17 +165,16 @@ class Completions:
                       FROM ({self.files.relation(places, others=False)}))""")
         ends = [self._rows(f"SELECT min(s{i}), max(s{i}) FROM slim")[0] for i in range(len(names))]
         ranges = [widened_range(declared_range(self.record, name), *scored) for name, scored in zip(names, ends)]
-        deciding = matching_rewards(names, self.deciders)
+        deciding = matching_rewards(names, self.record.deciders())
         self.rewards = [ScoreColumn(name, *range_, name in deciding) for name, range_ in zip(names, ranges)]
         steps = [step for (step,) in self._rows("SELECT DISTINCT step FROM slim ORDER BY step")]
         weights = self.record.weights_at(steps).reindex(columns=names)
         weights = weights.astype(float).fillna({name: self.record.usual_weight(name) for name in names})
         weights = weights.set_axis([f"w{i}" for i in range(len(names))], axis=1).reset_index(names="step")
-        with self._beside("given_weights", weights):
-            self.db.execute("CREATE OR REPLACE TABLE weights AS SELECT * FROM given_weights")
-        self.db.execute(f"CREATE OR REPLACE TABLE facts AS {self._facts()}")
+        with self._beside("weights", weights):
+            self.db.execute(f"CREATE TABLE facts AS {self._facts()}")
         self.db.execute("DROP TABLE slim")
-        self.db.execute(f"CREATE OR REPLACE VIEW completions AS {self._view()}")
+        self.db.execute(f"CREATE VIEW completions AS {self._view()}")
         measures = "count(*), coalesce(min(total), 0), coalesce(max(total), 0)"
         self.count, *self.totals = self._rows(f"SELECT {measures} FROM facts")[0]
 
@@ -392,15 +392,6 @@ def widened_range(declared: tuple[float, float], lowest: float | None, highest: 
     low, high = declared if not math.isnan(declared[0]) else (0.0, 0.0)
     low, high = min([low, *scored]), max([high, *scored])
     return low, high if high > low else low + 1.0
-
-
-def longest_allowed(record: RunRecord) -> int | None:
-    """The run's limit on a completion, in tokens; None where it is not known."""
-    for settings in (record.about.get("effective"), record.about.get("requested")):
-        limit = settings.get("max_completion_length") if isinstance(settings, dict) else None
-        if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0:
-            return limit
-    return None
 
 
 def open_database(folder: Path, memory: str) -> duckdb.DuckDBPyConnection:

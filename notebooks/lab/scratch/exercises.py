@@ -16,6 +16,7 @@ Shapes: B completions, P places of a prompt, T places of a completion.
 
 from __future__ import annotations
 
+import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Call = Mapping[str, Any]  # the arguments of one call by name, in their order
 WIDTH = 100  # characters of a line of feedback
 
 
@@ -36,18 +36,18 @@ class Exercise:
     Args:
         task: what the function computes.
         lesson: shown once the attempt is right.
-        calls: the calls by which an attempt is judged.
+        calls: the arguments of the calls by which an attempt is judged.
         solution: a right function.
         mistakes: a sentence that helps -> a function that makes the mistake.
-        gradient_of: the argument that has to get a gradient; "" where none flows.
+        has_gradient: whether the first argument has to get a gradient.
     """
 
     task: str
     lesson: str
-    calls: Sequence[Call]
+    calls: Sequence[tuple[Any, ...]]
     solution: Callable[..., Tensor]
     mistakes: Mapping[str, Callable[..., Tensor]]
-    gradient_of: str = ""
+    has_gradient: bool = True
 
     def feedback(self, attempt: Callable[..., Tensor]) -> str:
         """What to tell the author of an attempt: "Right: …" or "Not yet: …". Errors of the attempt become text too."""
@@ -56,71 +56,67 @@ class Exercise:
         for call, (numbers, _) in zip(self.calls, expected):
             try:
                 came.append(self.run(attempt, call))
-                if came[-1][0].shape != numbers.shape:
-                    shape = tuple(came[-1][0].shape)
-                    raise ValueError(f"the result's shape is {shape}, and {tuple(numbers.shape)} is expected.")
+                if (shape := came[-1][0].shape) != numbers.shape:
+                    raise ValueError(f"the result's shape is {tuple(shape)}, and {tuple(numbers.shape)} is expected.")
             except Exception as error:
-                return not_yet(f"{type(error).__name__}: {str(error)[:300]}", call)
+                return self.not_yet(f"{type(error).__name__}: {str(error)[:300]}", call)
         differing = [i for i in range(len(came)) if not close(came[i][0], expected[i][0])]
         if not differing:
             if all(close(slope, wanted) for (_, slope), (_, wanted) in zip(came, expected)):
                 return textwrap.fill(f"Right: {self.lesson}", WIDTH)
-            return not_yet(
-                f"the numbers are right, but not the gradient that flows back to {self.gradient_of}. Was a part of the "
+            return self.not_yet(
+                f"the numbers are right, but not the gradient that flows back to {self.names[0]}. Was a part of the "
                 "computation detached, or turned into plain numbers?"
             )
         for sentence, mistaken in self.mistakes.items():
             if all(close(numbers, self.run(mistaken, call)[0]) for call, (numbers, _) in zip(self.calls, came)):
-                return not_yet(sentence)
+                return self.not_yet(sentence)
         first = differing[0]
-        numbers = {"came": came[first][0], "expected": expected[first][0]}
-        return not_yet(f"the numbers differ. The task: {self.task}", {**self.calls[first], **numbers})
+        sentence = f"the numbers differ. The task: {self.task}"
+        return self.not_yet(sentence, self.calls[first], came=came[first][0], expected=expected[first][0])
 
-    def run(self, function: Callable[..., Tensor], call: Call) -> tuple[Tensor, Tensor]:
+    @property
+    def names(self) -> list[str]:
+        """The names of the arguments."""
+        return list(inspect.signature(self.solution).parameters)
+
+    def run(self, function: Callable[..., Tensor], call: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         """A function's numbers for a call, and the gradient of their sum: zeros where none flows."""
-        given = {name: value.clone() if isinstance(value, Tensor) else value for name, value in call.items()}
+        first, *others = [value.clone() if isinstance(value, Tensor) else value for value in call]
+        gradient = torch.zeros_like(first)
         with torch.enable_grad():
-            leaf = given[self.gradient_of].requires_grad_() if self.gradient_of else torch.zeros(())
-            if self.gradient_of:
-                given[self.gradient_of] = leaf.clone()  # torch lets nobody change a leaf in place
-            result = function(*given.values())
+            leaf = first.requires_grad_(self.has_gradient)
+            result = function(leaf.clone(), *others)  # a clone: torch lets nobody change a leaf in place
             if not isinstance(result, Tensor):
                 raise TypeError(f"the function returns {type(result).__name__}, and not a torch tensor.")
-            gradient = torch.zeros_like(leaf)
-            if self.gradient_of and result.requires_grad:
+            if self.has_gradient and result.requires_grad:
                 (gradient,) = torch.autograd.grad(result.sum(), leaf, materialize_grads=True)
         return result.detach().double(), gradient.double()
+
+    def not_yet(self, sentence: str, call: tuple[Any, ...] = (), **numbers: Tensor) -> str:
+        """The sentence, and under it a line for each argument of a call, and for what came of it."""
+        lines = [textwrap.fill(f"Not yet: {sentence}", WIDTH)]
+        for name, value in {**dict(zip(self.names, call)), **numbers}.items():
+            head = f"  {name:15}"
+            if isinstance(value, Tensor):
+                value = value.long() if torch.equal(value, value.round()) else value
+                look = {"precision": 5, "suppress_small": True, "separator": ", ", "max_line_width": 120}
+                value = np.array2string(value.numpy(), prefix=head, **look)
+            lines.append(f"{head}{value}")
+        return "\n".join(lines)
 
 
 def close(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-def not_yet(sentence: str, numbers: Mapping[str, Any] | None = None) -> str:
-    """The sentence, and under it a line for each name with its numbers."""
-    lines = [textwrap.fill(f"Not yet: {sentence}", WIDTH)]
-    for name, value in (numbers or {}).items():
-        head = f"  {name:15}"
-        if isinstance(value, Tensor):
-            value = value.long() if torch.equal(value, value.round()) else value
-            look = {"precision": 5, "suppress_small": True, "separator": ", ", "max_line_width": 120, "prefix": head}
-            value = np.array2string(value.numpy(), **look)
-        lines.append(f"{head}{value}")
-    return "\n".join(lines)
-
-
 def floats(*values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
-def right_advantages(rewards: Tensor, group_size: int) -> Tensor:
+def right_advantages(rewards: Tensor, group_size: int, correction: int = 1) -> Tensor:
     groups = rewards.view(-1, group_size)
-    return ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)).flatten()
-
-
-def advantages_over_n(rewards: Tensor, group_size: int) -> Tensor:
-    groups = rewards.view(-1, group_size)
-    spread = groups.std(1, keepdim=True, correction=0)
+    spread = groups.std(1, keepdim=True, correction=correction)
     return ((groups - groups.mean(1, keepdim=True)) / (spread + 1e-4)).flatten()
 
 
@@ -130,9 +126,9 @@ ADVANTAGES = Exercise(
     lesson="a completion is compared only with the others of its own prompt. An easy prompt is no head start, and a "
     "group whose rewards are all equal teaches nothing.",
     calls=(
-        {"rewards": floats(1, 0, 3, 5, 2, 2), "group_size": 2},
-        {"rewards": floats(0, 1, 0.5, 0, 2, 3, 2, 2.25), "group_size": 4},
-        {"rewards": floats(1, 1, 1, 0, 0, 0), "group_size": 3},  # the prompts differ, the completions of each do not
+        (floats(1, 0, 3, 5, 2, 2), 2),
+        (floats(0, 1, 0.5, 0, 2, 3, 2, 2.25), 4),
+        (floats(1, 1, 1, 0, 0, 0), 3),  # the prompts differ, the completions of each do not
     ),
     solution=right_advantages,
     mistakes={
@@ -140,8 +136,9 @@ ADVANTAGES = Exercise(
         "all completions of an easy prompt look good and all of a hard one bad. Give the completions of each prompt a "
         "row of their own.": lambda rewards, group_size: (rewards - rewards.mean()) / (rewards.std() + 1e-4),
         "the standard deviation was divided by n. The form with n - 1 is asked for, which torch's std gives by default "
-        "and numpy's does not.": advantages_over_n,
+        "and numpy's does not.": lambda rewards, group_size: right_advantages(rewards, group_size, correction=0),
     },
+    has_gradient=False,
 )
 
 
@@ -157,20 +154,13 @@ MASK = Exercise(
     "without end token was cut at the limit, and is all 1.",
     lesson="only what the policy itself wrote enters the loss, and its decision to stop is part of it.",
     calls=(
-        {
-            "ids": torch.tensor(
-                [[0, 0, 5, 2, 7, 8, 2, 0, 0], [0, 6, 2, 5, 7, 2, 0, 0, 0], [5, 2, 6, 2, 7, 8, 7, 8, 6]]
-            ),
-            "prompt_length": 4,
-            "end": 2,
-            "pad": 0,
-        },
-        {  # many models pad with their end token
-            "ids": torch.tensor([[2, 5, 6, 7, 8, 2, 2, 2], [6, 2, 5, 2, 2, 2, 2, 2], [2, 2, 6, 8, 7, 5, 6, 7]]),
-            "prompt_length": 3,
-            "end": 2,
-            "pad": 2,
-        },
+        (
+            torch.tensor([[0, 0, 5, 2, 7, 8, 2, 0, 0], [0, 6, 2, 5, 7, 2, 0, 0, 0], [5, 2, 6, 2, 7, 8, 7, 8, 6]]),
+            4,
+            2,
+            0,
+        ),
+        (torch.tensor([[2, 5, 6, 7, 8, 2, 2], [6, 2, 5, 2, 2, 2, 2], [2, 2, 6, 8, 7, 5, 6]]), 3, 2, 2),  # pads with end
     ),
     solution=right_mask,
     mistakes={
@@ -185,6 +175,7 @@ MASK = Exercise(
             lambda ids, p, end, pad: (ids != pad) & (torch.arange(ids.shape[1]) >= p)
         ),
     },
+    has_gradient=False,
 )
 
 
@@ -200,8 +191,8 @@ KL = Exercise(
     lesson="the estimate is 0 where policy and reference agree and above 0 everywhere else. Over the policy's own samples "
     "its mean is the KL divergence.",
     calls=(
-        {"logps": floats([-1, -0.5, -2], [-0.3, -1.2, -0.8]), "ref_logps": floats([-1, -1.5, -0.6], [-0.8, -1, -2])},
-        {"logps": floats([-0.1, -3, -1.5, -0.7]), "ref_logps": floats([-0.2, -1, -2.5, -0.4])},
+        (floats([-1, -0.5, -2], [-0.3, -1.2, -0.8]), floats([-1, -1.5, -0.6], [-0.8, -1, -2])),
+        (floats([-0.1, -3, -1.5, -0.7]), floats([-0.2, -1, -2.5, -0.4])),
     ),
     solution=right_kl,
     mistakes={
@@ -212,7 +203,6 @@ KL = Exercise(
             lambda logps, ref_logps: right_kl(ref_logps, logps)
         ),
     },
-    gradient_of="logps",
 )
 
 
@@ -229,20 +219,14 @@ CLIP = Exercise(
     lesson="a token whose ratio has already left the interval in the direction of its advantage gets no more gradient, "
     "so one batch cannot push the policy far.",
     calls=(
-        {
-            "logps": floats([-0.6, -1.5, -0.95], [-1.2, -0.9, -1.5]),
-            "old_logps": floats([-1, -1, -1], [-2, -0.5, -1.5]),
-            "advantages": floats(1, -0.5),
-            "epsilon": 0.2,
-            "epsilon_high": 0.28,
-        },
-        {
-            "logps": floats([-0.78, -1.1, -2], [-0.7, -1.4, -0.2], [-1.3, -0.5, -1]),
-            "old_logps": floats([-1, -1, -1.2], [-1.1, -1, -0.5], [-1, -0.9, -1.04]),
-            "advantages": floats(1.5, -1, 0.25),
-            "epsilon": 0.1,
-            "epsilon_high": 0.3,
-        },
+        (
+            floats([-0.6, -1.5, -1], [-1.2, -0.9, -1.5]),
+            floats([-1, -1, -1], [-2, -0.5, -1.5]),
+            floats(1, -0.5),
+            0.2,
+            0.28,
+        ),
+        (floats([-0.78, -1.1], [-0.7, -0.2]), floats([-1, -1], [-1.1, -0.5]), floats(1.5, -1), 0.1, 0.3),
     ),
     solution=right_clip,
     mistakes={
@@ -251,7 +235,6 @@ CLIP = Exercise(
             -(new - old).exp().clamp(1 - epsilon, 1 + epsilon_high) * advantages[:, None]
         ),
     },
-    gradient_of="logps",
 )
 
 
@@ -260,8 +243,8 @@ MEAN = Exercise(
     lesson="every completion token of the step weighs the same, whether its completion is short or long (that is "
     'loss_type="dapo").',
     calls=(
-        {"per_token": floats([1, 2, 9, 9], [-1, 0.5, 3, 2]), "mask": torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])},
-        {"per_token": floats([0.5, 4, -3], [2, -1, 0.25]), "mask": torch.tensor([[1, 0, 0], [1, 1, 1]])},
+        (floats([1, 2, 9, 9], [-1, 0.5, 3, 2]), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])),
+        (floats([0.5, 4, -3], [2, -1, 0.25]), torch.tensor([[1, 0, 0], [1, 1, 1]])),
     ),
     solution=lambda per_token, mask: (per_token * mask).sum() / mask.sum(),
     mistakes={
@@ -272,6 +255,5 @@ MEAN = Exercise(
             lambda per_token, mask: ((per_token * mask).sum(1) / mask.sum(1)).mean()
         ),
     },
-    gradient_of="per_token",
 )
 ALL = (ADVANTAGES, MASK, KL, CLIP, MEAN)

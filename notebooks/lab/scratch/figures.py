@@ -274,7 +274,7 @@ def training_figure(log: pd.DataFrame, title: str = "") -> Figure:
                 line = style.curve(axes, log[column], how="median" if column == "grad_norm" else "mean", color=colour)
                 note = style.cap_outliers(axes, log[column], line, colour)
             bottom, top = axes.get_ylim()
-            axes.set_ylim(min(bottom, low), max(top, high))
+            axes.set_ylim(min(bottom, low), max(top, high) if high else 1.08 * top)
             style.add_legend(axes, note)
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
         style.caption(figure, [style.how_drawn(log, "mean (loss, gradient: median)")])

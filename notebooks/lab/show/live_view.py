@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -75,7 +76,8 @@ class LiveView(StatefulCallback):
     def line(self, step: int, logs: dict[str, Any]) -> str:
         """Where the run is, how long it will take, and the numbers that matter most."""
         each = (time.monotonic() - self.began) / max(1, step - self.first)
-        parts = [f"step {step} of {self.last}", f"{each:.1f} s a step", f"{clock(each * (self.last - step))} left"]
+        left = each * (self.last - step)
+        parts = [f"step {step} of {self.last}", f"{each:.1f} s a step", f"{timedelta(seconds=round(left))} left"]
         parts += [text.format(float(logs[name])) for name, text in LINE.items() if logs.get(name) is not None]
         warnings = len(self.monitor.problems()) if self.monitor else 0
         return " · ".join([*parts, *([f"{warnings} warning{'s' * (warnings > 1)}"] if warnings else [])])
@@ -84,7 +86,7 @@ class LiveView(StatefulCallback):
         done = self.rows[-1]["step"] if self.rows else self.first
         if self.notebook:
             bar = f'<progress value="{done}" max="{self.last}" style="width: 16em; vertical-align: middle"></progress> '
-            self._display("line", as_html(bar + html.escape(text)))
+            self._display("line", bar + html.escape(text))
         elif sys.stdout.isatty():
             print("\r" + text.ljust(110), end="\n" if done >= self.last else "", flush=True)
         elif not self.rows or done >= self.last or time.monotonic() - self.printed_at > EVERY:
@@ -92,8 +94,9 @@ class LiveView(StatefulCallback):
             self.printed_at = time.monotonic()
 
     def _display(self, name: str, what: Any) -> None:
-        from IPython.display import display
+        from IPython.display import HTML, display
 
+        what = HTML(what) if isinstance(what, str) else what
         if name in self.displays:
             self.displays[name].update(what)
         else:
@@ -108,7 +111,7 @@ class LiveView(StatefulCallback):
         self._display("figure", figure)
         plt.close(figure)
         problems = self.monitor.problems() if self.monitor else []
-        self._display("findings", as_html(findings_html(problems) + self.samples))
+        self._display("findings", findings_html(problems) + self.samples)
         self.drawn_at, self.drawing_time = time.monotonic(), time.monotonic() - began
 
     def _show_samples(self, step: int) -> None:
@@ -143,21 +146,6 @@ def run_by_papermill() -> bool:
     except (psutil.Error, AttributeError):
         return False
     return "papermill" in command or "nbconvert" in command
-
-
-def clock(seconds: float) -> str:
-    """
-    >>> clock(75), clock(3725)
-    ('1:15', '1:02:05')
-    """
-    minutes, seconds = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}" if minutes >= 60 else f"{minutes}:{seconds:02d}"
-
-
-def as_html(text: str) -> Any:
-    from IPython.display import HTML
-
-    return HTML(text)
 
 
 def findings_html(findings: Sequence[health.Finding]) -> str:

@@ -40,10 +40,8 @@ def recipes_figure(runs: list[Row], comparisons: Any, title: str = "") -> Figure
             place.xaxis.get_major_locator().set_params(integer=True)
         for place in axes.flat[len(drawn) :]:
             place.set_visible(False)
-        for place in axes[:, 0]:
-            place.set_ylabel("correct, percent")
-        for place in axes[-1]:
-            place.set_xlabel("training step")
+        figure.supylabel("correct, percent", fontsize=10)
+        figure.supxlabel("training step", fontsize=10)
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     return figure
 

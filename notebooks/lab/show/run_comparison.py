@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import matplotlib.pyplot as plt
@@ -31,13 +30,6 @@ class Group(NamedTuple):
     look: Row
 
 
-class Compared(NamedTuple):
-    title: str
-    unit: str
-    pick: Callable[[RunRecord], pd.Series]  # what is drawn of a record, by step
-    how: str = "mean"  # how it is smoothed
-
-
 def compare_figure(records: Sequence[RunRecord], by: Labeller | None = None, title: str = "") -> Figure:
     """Runs beside each other: total reward, correctness (or each shared reward), KL and length.
 
@@ -55,7 +47,7 @@ def compare_figure(records: Sequence[RunRecord], by: Labeller | None = None, tit
     with style.styled():
         figure, axes = plt.subplots(rows, 2, figsize=(9, 2.7 * rows + 0.9), layout="constrained", squeeze=False)
         for place, one in zip(axes.flat, panels):
-            draw_compared(place, groups, one)
+            draw_compared(place, groups, *one)
         for place in axes.flat[len(panels) :]:
             place.set_visible(False)
         labels = [f"{group.letter}: {style.shorten(group.label, 90)}" for group in groups]
@@ -65,7 +57,7 @@ def compare_figure(records: Sequence[RunRecord], by: Labeller | None = None, tit
         look = {"handlelength": 3, "title": title or None, "title_fontsize": 12, "alignment": "left"}
         figure.legend(handles, labels, loc="outside upper left", ncols=columns, **look)
         several = any(len(group.records) > 1 for group in groups)
-        bands = "; bands: lowest to highest of the runs of a label" if several else ""
+        bands = "; bands: lowest to highest of the runs of a label, up to where the shortest ends" if several else ""
         style.caption(figure, [f"Lines are smoothed{bands}.", *what_differs(groups)])
     return figure
 
@@ -76,34 +68,28 @@ def group_runs(records: Sequence[RunRecord], by: Labeller | None) -> list[Group]
     for record, label in zip(records, [by(record) for record in records] if by else run_labels.label_runs(records)):
         if label not in groups:
             nth = len(groups)
-            look = {
-                "color": style.COLOURS[nth % len(style.COLOURS)],
-                "linestyle": style.DASHES[nth % len(style.DASHES)],
-            }
+            look = {"color": style.COLOURS[nth % 7], "linestyle": style.DASHES[nth % 4]}
             groups[label] = Group(chr(ord("A") + nth) if nth < 26 else f"#{nth + 1}", label, [], look)
         groups[label].records.append(record)
     return list(groups.values())
 
 
-def compared_panels(records: Sequence[RunRecord]) -> list[Compared]:
-    """Total reward, correctness (or what rewards all runs share), KL and length."""
-    middle = [Compared("Correctness", SCORE, run_record.mean_correctness)]
-    if not all(run_record.mean_correctness(record).notna().any() for record in records):
-        middle = [Compared(name, SCORE, partial(scored, name=name)) for name in shared_rewards(records)[:4]]
+def compared_panels(records: Sequence[RunRecord]) -> list[tuple[str, str, str, str]]:
+    """Title, unit, column, how it is smoothed: total reward, correctness (or what rewards all runs share), KL, length."""
+    judged = all("correctness" in curves_of(record) for record in records)
+    middle = {"correctness": "Correctness"} if judged else {name: name for name in shared_rewards(records)[:4]}
     return [
-        Compared("Total reward", TOTAL, partial(logged, name="reward")),
-        *middle,
-        Compared("Distance from the base policy", "KL, nats a token", partial(logged, name="kl"), "median"),
-        Compared("Completion length", "tokens", partial(logged, name="completions/mean_length")),
+        ("Total reward", TOTAL, "reward", "mean"),
+        *((title, SCORE, name, "mean") for name, title in middle.items()),
+        ("Distance from the base policy", "KL, nats a token", "kl", "median"),
+        ("Completion length", "tokens", "completions/mean_length", "mean"),
     ]
 
 
-def logged(record: RunRecord, name: str) -> pd.Series:
-    return record.log.get(name, pd.Series(dtype=float))
-
-
-def scored(record: RunRecord, name: str) -> pd.Series:
-    return run_record.mean_scores(record)[name]
+def curves_of(record: RunRecord) -> dict[str, pd.Series]:
+    """What can be drawn of a run, by step: its log, each reward's score, and correctness."""
+    curves = {**record.log, **run_record.mean_scores(record), "correctness": run_record.mean_correctness(record)}
+    return {name: style.finite(values) for name, values in curves.items() if np.isfinite(values).any()}
 
 
 def shared_rewards(records: Sequence[RunRecord]) -> list[str]:
@@ -112,13 +98,14 @@ def shared_rewards(records: Sequence[RunRecord]) -> list[str]:
     return [name for name in every[0] if all(name in names for names in every)]
 
 
-def draw_compared(axes: Axes, groups: Sequence[Group], what: Compared) -> None:
+def draw_compared(axes: Axes, groups: Sequence[Group], title: str, unit: str, column: str, how: str) -> None:
     """One panel: of each group a run's smoothed line, or the mean over its seeds with a band from lowest to highest."""
     last = max(min(record.log.index[-1] for record in group.records) for group in groups)
-    style.panel(axes, what.title, what.unit, 0, last)
+    style.panel(axes, title, unit, 0, last)
     for group in groups:
-        picked = [(record, style.finite(what.pick(record))) for record in group.records]
-        lines = [style.smooth(values, what.how, list(regimes(record))) for record, values in picked if len(values)]
+        drawn = {i: curves_of(record).get(column) for i, record in enumerate(group.records)}
+        cuts = [list(regimes(record)) for record in group.records]
+        lines = [style.smooth(values, how, cuts[i]) for i, values in drawn.items() if values is not None]
         if not lines:
             continue
         table, colour = at_shared_steps(lines), group.look["color"]
@@ -133,7 +120,7 @@ def draw_compared(axes: Axes, groups: Sequence[Group], what: Compared) -> None:
         axes.text(0.5, 0.5, "not measured in any run", transform=axes.transAxes, ha="center", color=style.GREY)
         axes.set_yticks([])
     low, high = axes.get_ylim()
-    axes.set_ylim({SCORE: (min(-0.03, low), max(1.03, high)), TOTAL: (low, high)}.get(what.unit, (0, high)))
+    axes.set_ylim({SCORE: (min(-0.03, low), max(1.03, high)), TOTAL: (low, high)}.get(unit, (0, high)))
 
 
 def at_shared_steps(lines: Sequence[pd.Series]) -> pd.DataFrame:
@@ -150,25 +137,21 @@ def what_differs(groups: Sequence[Group]) -> list[str]:
     facts: dict[str, list[tuple[str, str]]] = {  # sentence -> what is true of which run
         "The totals are not on one scale, for the weights differ; at the end: ": [],
         "Correctness is what different rewards say: ": [],
-        "The rewards' sources differ: scores of one name may measure different things: ": [],
         "Not in all runs, so in their totals only: ": [],
         "✕: from here on the total is another sum: ": [],
     }
-    weights, deciding, sources, unshared, changes = facts.values()
+    weights, deciding, unshared, changes = facts.values()
     for letter, record in every:
         last = sorted(run_record.last_weights(record).items())
         weights.append((" + ".join(f"{name} × {weight:g}" for name, weight in last), letter))
         deciding.append((" and ".join(run_record.deciding_names(record)), letter))
-        sources.append((record.about.get("rewards", {}).get("source_sha256", "")[:8], letter))
         unshared += [(name, letter) for name in run_record.mean_scores(record) if name not in shared]
         changes += [(text, letter) for text in regimes(record).values()]
-    for same in (weights, deciding, sources):
+    for same in (weights, deciding):
         if len({text for text, _ in same if text}) < 2:
             same.clear()
     texts = {sentence: with_letters(pairs) for sentence, pairs in facts.items()}
     texts["KL was not measured, because beta is 0: "] = [one for one, record in every if "kl" not in record.log]
-    ends = {one.letter: len({record.log.index[-1] for record in one.records}) for one in groups}
-    texts["Drawn up to where the shortest of its runs ends: "] = [letter for letter, n in ends.items() if n > 1]
     return [f"{sentence}{', '.join(dict.fromkeys(parts))}." for sentence, parts in texts.items() if parts]
 
 

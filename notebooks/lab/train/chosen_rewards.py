@@ -6,12 +6,10 @@ The functions are those of `rewards.py` and of the person's own file, `my_reward
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import inspect
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -100,40 +98,42 @@ class LoadedRewards:
     """One version of the two files, and the rewards that they define."""
 
     sources: dict[str, str]  # file name -> text
-    modules: dict[str, ModuleType]  # file name -> what it became, the library first
+    modules: list[ModuleType]  # what the files became, the library last
     known: dict[str, RewardFunction]  # by metric name
 
-    def place(self, function: RewardFunction) -> tuple[str, str] | None:
-        """(file, top-level name) that a reward is bound to; None for one that has no name of its own."""
+    def variable(self, function: RewardFunction) -> str | None:
+        """The top-level name that a reward is bound to; None for one that has no name of its own."""
         for wanted in (function, function.function):  # the second: a plain function that was adopted
-            for file, module in self.modules.items():
+            for module in self.modules:
                 for name, value in vars(module).items():
                     if value is wanted:
-                        return file, name
+                        return name
         return None
 
-    def find(self, name: str, place: tuple[str, str] | None) -> RewardFunction:
-        """The reward of this metric name; else the one bound at this place, whose options or name are new.
+    def find(self, name: str, variable: str | None) -> RewardFunction:
+        """The reward of this metric name; else the one bound to this variable, whose options or name are new.
 
         Raises:
             ValueError: where there is neither.
         """
-        file, variable = place or (LIBRARY_FILE, "")
-        there = getattr(self.modules.get(file), variable, None)
-        if name in self.known or isinstance(there, RewardFunction):
-            return self.known.get(name, there)
-        own = [other for other, function in self.known.items() if (self.place(function) or "?")[0] == OWN_FILE]
-        raise ValueError(f"{name} is no longer defined; {OWN_FILE} defines: {', '.join(own) or 'no reward'}")
+        there = [vars(module).get(variable) for module in self.modules]
+        if reward := self.known.get(name) or next((one for one in there if isinstance(one, RewardFunction)), None):
+            return reward
+        own = ", ".join(rewards_in(self.modules[0])) if len(self.modules) > 1 else ""
+        raise ValueError(f"{name} is no longer defined; {OWN_FILE} has: {own or 'no reward'}")
 
 
 def load_sources(folder: Path, sources: dict[str, str]) -> LoadedRewards:
     """Runs these texts of `rewards.py` and `my_rewards.py`, whatever the files hold now."""
-    modules = {LIBRARY_FILE: _load_library(sources[LIBRARY_FILE])}
-    known = rewards_in(modules[LIBRARY_FILE])
+    library = _load_library(sources[LIBRARY_FILE])
+    known, modules = rewards_in(library), [library]
     if OWN_FILE in sources:
-        with _in_place_of_rewards(modules[LIBRARY_FILE]):
-            modules[OWN_FILE] = _run_text(sources[OWN_FILE], folder / OWN_FILE)
-        known |= rewards_in(modules[OWN_FILE])
+        sys.modules["rewards"] = library  # what was imported before stays what it is
+        try:
+            own = _run_text(sources[OWN_FILE], folder / OWN_FILE)
+        finally:
+            sys.modules["rewards"] = rewards
+        known, modules = known | rewards_in(own), [own, library]
     return LoadedRewards(sources, modules, known)
 
 
@@ -176,16 +176,6 @@ def _run_text(text: str, path: Path) -> ModuleType:
     module.__file__ = str(path)
     exec(compile(text, str(path), "exec"), module.__dict__)
     return module
-
-
-@contextlib.contextmanager
-def _in_place_of_rewards(library: ModuleType) -> Iterator[None]:
-    """Meanwhile `import rewards` gives this module; what was imported before stays what it is."""
-    sys.modules["rewards"] = library
-    try:
-        yield
-    finally:
-        sys.modules["rewards"] = rewards
 
 
 IMPORTED = read_sources(Path("."))[LIBRARY_FILE]  # the library as this process runs it, whatever its file says later

@@ -12,7 +12,7 @@ from typing import Any
 
 from lab.files import write_text
 from lab.train import trl_internals
-from lab.train.chosen_rewards import OWN_FILE, LoadedRewards, load_sources, read_sources, source_hash
+from lab.train.chosen_rewards import LoadedRewards, load_sources, read_sources, source_hash
 from lab.train.reward_edits import check_in_process, describe_error
 from lab.train.stateful_callback import StatefulCallback
 from rewards import completion_text, rename
@@ -35,7 +35,7 @@ class WatchedReward:
     """One chosen reward in the trainer."""
 
     index: int  # among the trainer's rewards
-    place: tuple[str, str] | None  # file and name that it is bound to
+    variable: str | None  # that it is bound to in its file
     version: int = 1
 
 
@@ -88,11 +88,13 @@ class LiveRewards(StatefulCallback):
         if not functions:
             raise ValueError("this trainer has no reward from chosen_rewards.load_choice: there is nothing to watch")
         # A library reward is one object, however often it was loaded. A person's own tells which load it was.
-        own = [f.loaded for f in functions.values() if (f.loaded.place(f) or "?")[0] == OWN_FILE]
-        self.loaded: LoadedRewards = (own or [next(iter(functions.values())).loaded])[0]
+        loads = [function.loaded for function in functions.values()]
+        self.loaded = max(loads, key=lambda load: sum(map(bool, map(load.variable, functions.values()))))
         self.tried: dict[str, str] | str = self.loaded.sources
-        places = {name: self.loaded.place(function) for name, function in functions.items()}
-        self.watched = {n: WatchedReward(trainer.reward_func_names.index(n), place) for n, place in places.items()}
+        self.watched = {
+            name: WatchedReward(trainer.reward_func_names.index(name), self.loaded.variable(function))
+            for name, function in functions.items()
+        }
         trainer.reward_funcs = list(trainer.reward_funcs)  # TRL keeps the caller's list: that one stays as it is
         trl_internals.wrap_scoring(trainer, self._score_and_keep)
         return super().attach(trainer)
@@ -153,7 +155,7 @@ class LiveRewards(StatefulCallback):
 
     def _job(self, sources: dict[str, str]) -> dict[str, Any]:
         """The job of `check_edit`."""
-        columns, batch = getattr(self.trainer.train_dataset, "column_names", None), None
+        batch = None
         if self.last:
             rows = self.last["rows"]
             pickled: dict[str, bytes] = {}
@@ -163,13 +165,12 @@ class LiveRewards(StatefulCallback):
             batch = {name: self.last[name] for name in ("prompts", "completion_ids")} | {"columns": pickled}
             batch["completions"] = [completion_text(completion) for completion in self.last["completions"]]
             batch["trainer_state"] = json.loads(json.dumps(vars(self.trainer.state), default=str))
-            columns = [*(columns or ()), *rows[0]]  # a rollout function may have added some
         return {
             "sources": sources,
             "before": self.loaded.sources,
-            "rewards": {name: watched.place for name, watched in self.watched.items()},
+            "rewards": {name: watched.variable for name, watched in self.watched.items()},
             "folder": str(self.folder),
-            "columns": columns,
+            "columns": getattr(self.trainer.train_dataset, "column_names", None),
             "batch": batch,
         }
 
@@ -183,14 +184,15 @@ class LiveRewards(StatefulCallback):
         """Puts the changed rewards into the trainer, under the names of their new versions."""
         self.loaded, self.checked = self.checked or load_sources(self.folder, sources), None
         for name, result in results.items():
-            watched, function = self.watched[name], self.loaded.find(name, self.watched[name].place)
+            watched = self.watched[name]
+            function = self.loaded.find(name, watched.variable)
             watched.version += 1
             while (new := f"{function.__name__}_v{watched.version}") in self.trainer.reward_func_names:
                 watched.version += 1  # a reward that is called so by its author
             about = {"range": [function.low, function.high], "failed": result["failed"]}
             about["sources"] = f"rewards/v{self.version}"
             event = self._event("reward_changed", name, name=new, mean_after=result["mean"], **about)
-            watched.place = self.loaded.place(function)
+            watched.variable = self.loaded.variable(function)
             self._install(watched, function, new)
             if self._is_first:
                 self.on_event(event)
@@ -268,7 +270,7 @@ class LiveRewards(StatefulCallback):
         self.loaded = self.loaded if same else load_sources(self.folder, sources)
         for name, kept in state["rewards"].items():
             watched = self.watched[name]
-            watched.version, watched.place = kept["version"], tuple(kept["place"] or ()) or None
+            watched.version, watched.variable = kept["version"], kept["variable"]
             if not same or kept["name"] != self.trainer.reward_func_names[watched.index]:
-                self._install(watched, self.loaded.find(name, watched.place), kept["name"])
+                self._install(watched, self.loaded.find(name, watched.variable), kept["name"])
         self.version, self.tried = state["version"], sources

@@ -46,12 +46,10 @@ def memory_estimate(
     trained, each = (base, held) if full_finetuning else (adapter, 4)  # PEFT and Unsloth keep adapters in 32 bits
     state = state_bytes(run["optim"], each)
     batch, answer = run["per_device_train_batch_size"], run["max_completion_length"] or 0
-    length, sequences, checkpointing = (
-        max_prompt_tokens + answer,
-        batch * run.steps_per_generation,
-        run["gradient_checkpointing"],
-    )
+    length, sequences = max_prompt_tokens + answer, batch * run.steps_per_generation
+    checkpointing = run["gradient_checkpointing"]
     packed = "4.127 bits in linear layers, else " if size < base * held else ""
+    states = f"{trained:,} × ({each} + {state:g}) bytes"
     cache = f"2 × layers × {kv_width(text)} × {width} bytes × {length} tokens × {sequences} sequences"
     kept = f"{batch} × {length} tokens, {'layer inputs' if checkpointing else 'all layers'}, {width} bytes"
     logits = f"values and gradients: 2 × {width} bytes × {batch} × {answer} tokens × {text.vocab_size:,}"
@@ -60,12 +58,7 @@ def memory_estimate(
         ("base weights", size, "always", f"{base:,} parameters, {packed}{held} bytes"),
         ("adapter", 4 * adapter, "always", f"{adapter:,} parameters × 4 bytes"),
         ("reference model", size, "always", f"{base:,} parameters once more, because beta is not 0"),
-        (
-            "gradients and optimiser states",
-            round(trained * (each + state)),
-            "always",
-            f"{trained:,} × ({each} + {state:g}) bytes",
-        ),
+        ("gradients and optimiser states", round(trained * (each + state)), "always", states),
         ("KV cache while generating", kv_cache_bytes(text, sequences, length, width), "generating", cache),
         ("activations", activation_bytes(text, batch * length, width, checkpointing), "training", kept),
         ("logits", 2 * width * batch * answer * text.vocab_size, "training", logits),

@@ -19,7 +19,6 @@ import pandas as pd
 from lab.model.policy import precision
 from lab.train.config_fields import right_name
 
-BACKENDS = ("unsloth", "trl")  # who loads the model and patches the trainer; `trl` is plain TRL and PEFT
 LOADER = ("load_in_4bit", "lora_rank", "full_finetuning")  # what the model's loader gets, and no field of GRPOConfig
 NO_FIELDS = (*LOADER, "prompts_per_step", "groups_per_batch", "fast_inference", "gpu_memory_utilization")
 BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
@@ -40,6 +39,7 @@ class Setting(NamedTuple):
 EVERYWHERE = {
     "num_generations": Setting(8, "the group that is compared; fewer than 4 often agree, and teach nothing"),
     "prompts_per_step": Setting(8, "groups in one update: enough that one odd prompt is averaged out"),
+    "full_finetuning": Setting(False, "only an adapter is trained"),
     "lora_rank": Setting(16, "width of the adapter; rewards carry few bits, a wider one learns no more from them"),
     "lr_scheduler_type": Setting("constant_with_warmup", "a run can be stopped early or made longer"),
     "beta": Setting(0.02, "a light pull towards the base, and it makes the KL curve; 0 measures no KL"),
@@ -103,6 +103,11 @@ REAL = {
     "learning_rate": Setting(1e-5, "GRPO's usual rate for an adapter on any card; 1e-4 and above tends to collapse"),
     "max_completion_length": Setting(512, "room for reasoning; look at the share of cut completions before raising it"),
 }
+FULL = {
+    "load_in_4bit": Setting(False, "4-bit weights cannot be trained"),
+    "fast_inference": Setting(False, "Unsloth refuses vLLM together with full fine-tuning"),
+    "lora_rank": Setting(0, "no adapter: all weights are trained"),
+}
 
 
 @dataclass(frozen=True)
@@ -160,25 +165,18 @@ def plan_training(
     Raises ValueError for an unknown preset, backend or setting, one that is both in `more` and in `yours`, and figures
     that make no batch.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"There is no backend {backend!r}: the backends are {' and '.join(BACKENDS)}.")
+    if backend not in ("unsloth", "trl"):
+        raise ValueError(f"There is no backend {backend!r}: the backends are unsloth and trl.")
     for name in yours.keys() & (more or {}).keys():  # one of the two would be dropped
-        way_out = "change the parameter, or the notebook that it comes from"
-        raise ValueError(f"MORE_SETTINGS has {name!r}, which is set already: {way_out}.")
+        raise ValueError(f"MORE_SETTINGS has {name!r}, which is set already: change it where it is set.")
     yours = {name: value for name, value in {**yours, **(more or {})}.items() if value is not None}
     check_names_and_counts(yours)
-    name, model = choose_preset(preset), {**REAL, **(STARTER if starter else {})}
-    rows = EVERYWHERE | PRESETS[name] | {key: row._replace(source="model") for key, row in model.items()}
+    name, model = choose_preset(preset), {**REAL, **(STARTER if starter else {}), **(FULL if full_finetuning else {})}
     if full_finetuning:
-        rate = Setting(
-            model["learning_rate"].value / 10, "every weight moves: about a tenth of an adapter's rate", "model"
-        )
-        rows["learning_rate"] = rate
-        rows["load_in_4bit"] = Setting(False, "4-bit weights cannot be trained", "model")
-        rows["fast_inference"] = Setting(False, "Unsloth refuses vLLM together with full fine-tuning", "model")
-        rows["lora_rank"] = Setting(0, "no adapter: all weights are trained", "model")
-    how = ("all weights are trained", "yours") if full_finetuning else ("only an adapter is trained", "preset")
-    rows["full_finetuning"] = Setting(full_finetuning, *how)
+        yours["full_finetuning"] = True
+        rate = model["learning_rate"].value / 10
+        model["learning_rate"] = Setting(rate, "every weight moves: about a tenth of an adapter's rate")
+    rows = EVERYWHERE | PRESETS[name] | {key: row._replace(source="model") for key, row in model.items()}
     rows |= {key: Setting(value, "set by you", "yours") for key, value in yours.items()}
     if starter:
         why = "all groups as one batch: a model of 2 million parameters has room for it"
@@ -222,8 +220,7 @@ def check_names_and_counts(yours: Mapping[str, Any]) -> None:
     for name, value in yours.items():
         whole = isinstance(value, int) and not isinstance(value, bool)
         if name not in known:
-            names = "look at plan.table() for the names."
-            raise ValueError(f"There is no setting {name!r}: {right_name(name, known, names)}")
+            raise ValueError(f"There is no setting {name!r}: {right_name(name, known, 'leave it out.')}")
         if name in ("num_generations", "prompts_per_step", "groups_per_batch", *BATCH) and not (whole and value >= 1):
             raise ValueError(f"{name} is {value!r}: give a whole number from 1 up.")
         if name == "max_steps" and not whole:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lab.train.stateful_callback import StatefulCallback
-from lab.train.trl_internals import generates_next, set_temperature, add_metric
+from lab.train.trl_internals import add_metric, generates_next, set_temperature
 
 MEMORY = 0.9  # of the running mean of a reward's success: it looks back about ten steps
 
