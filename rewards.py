@@ -70,6 +70,7 @@ from scoring.formats import FORMAT, SYSTEM_PROMPT, BoxedFormat, Format, HashForm
 from scoring.judge import DEFAULT_JUDGE, Judge
 from scoring.mathematics import LONGEST_EXPRESSION, is_expression, is_mathematics, symbolically_equal, unwrap_formula
 from scoring.numbers import extract_number, read_number, same_number, units_differ
+from scoring.structured import arithmetic, best_schedule
 from scoring.text import bleu_scorer, compiled, count_steps, ngrams, reference_and_text, rouge_f_measure
 
 __all__ = ["format_reward", "soft_format_reward", "correctness_reward", "math_reward", "numeric_closeness_reward"]
@@ -77,15 +78,15 @@ __all__ += ["multiple_choice_reward", "bleu_reward", "rouge_reward", "json_rewar
 __all__ += ["schedule_reward", "code_reward", "syntax_reward", "length_reward", "cosine_length_reward"]
 __all__ += ["soft_overlong_reward", "repetition_reward", "reasoning_steps_reward", "style_reward", "diversity_reward"]
 __all__ += ["judge_reward", "debug_reward"]
-# to make rewards
+# what rewards are made with
 __all__ += ["reward", "adopt", "gate", "rescale", "rename", "cached", "prepare_rewards", "register", "REGISTRY"]
 __all__ += ["registry_table", "RewardFunction", "AdoptedFunction", "CombinedReward", "Batch", "Judge"]
 __all__ += ["RewardError", "RewardFailure", "MissingColumnError", "is_failure"]
-# to read completions
+# what completions are read with
 __all__ += ["FORMAT", "SYSTEM_PROMPT", "Format", "TagFormat", "MarkedFormat", "BoxedFormat", "HashFormat"]
 __all__ += ["split_completion", "extract_reasoning", "extract_answer", "final_text", "extract_number", "extract_code"]
 __all__ += ["extract_gsm8k_answer", "gold_text", "same_answer", "count_tokens", "completion_text", "message_text"]
-__all__ += ["question_text", "assistant_prefix"]
+__all__ += ["question_text", "assistant_prefix", "function_prompt", "arithmetic", "best_schedule"]
 
 
 @reward
@@ -277,7 +278,7 @@ def countdown_reward(completion: str, numbers: Sequence[int], target: Any) -> fl
     if wanted is None or not given_numbers:
         return None
     expression, equals, result = unwrap_formula(extract_answer(completion) or "").partition("=")
-    found = structured.arithmetic(expression)
+    found = arithmetic(expression)
     if found is None or (equals and extract_number(result) != wanted):
         return 0.0
     value, used = found
@@ -310,7 +311,7 @@ def schedule_reward(completion: str, events: Any) -> float | None:
         return 0.0
     if any(after[0] < before[1] for before, after in itertools.pairwise(chosen)):
         return 0.0
-    return min(1.0, sum(known[event] for event in chosen) / structured.best_schedule(known))
+    return min(1.0, sum(known[event] for event in chosen) / best_schedule(known))
 
 
 @reward(claims_correctness=True, example=DOUBLE)
@@ -347,9 +348,8 @@ async def code_reward(
 def syntax_reward(completion: str, prompt: Any, entry_point: str, code_prompt: Any = None) -> float:
     """Whether the answer is Python that defines the function that was asked for; nothing is run.
 
-    Returns 0 without code that parses, 0.5 for code that parses, 1 where it defines the entry point (or
-    is its body) and returns something. A slope for a policy that does not write code yet; it says nothing
-    about being right.
+    Returns 0 without code that parses, 0.5 for code that parses, 1 where it defines the entry point (or is its body)
+    and returns something. A slope for a policy that does not write code yet; it says nothing about being right.
 
     >>> syntax_reward.score("def f(n):\\n    return n", entry_point="f"), syntax_reward.score("def g(): ...", entry_point="f")
     (1.0, 0.5)

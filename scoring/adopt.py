@@ -39,12 +39,8 @@ class AdoptedFunction(RewardFunction):
         return super()._arguments() | {"prefill": self.prefill}
 
     def values(self, batch: Batch) -> list:
-        given = {
-            "prompts": batch.prompts,
-            "completions": batch.completions,
-            "completion_ids": [[] for _ in batch.texts],
-        }
-        given |= {**batch.columns, **batch.from_trl, **self.options}
+        given = {"prompts": batch.prompts, "completions": batch.completions, **batch.columns, **batch.from_trl}
+        given = {"completion_ids": [[] for _ in batch.texts], **given, **self.options}
         if self.prefill:
             given["completions"] = [
                 text if isinstance(c, str) else [{"role": "assistant", "content": text}]

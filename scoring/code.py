@@ -98,6 +98,7 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     """(language, content) of each fenced block, also of one that is never closed, indented as far as its fence."""
     blocks = []
     for margin, name, code in FENCED.findall(text.replace("\r\n", "\n")):
+        code = re.sub(r"^[^\S\n]*```.*\n?", "", code, flags=re.MULTILINE)  # "``` Done." closes no block, and is no code
         code = re.sub(rf"^ {{0,{len(margin)}}}", "", code, flags=re.MULTILINE)
         blocks.append(((name.strip("`").split() or [""])[0].casefold(), code if code.endswith("\n") else f"{code}\n"))
     return blocks

@@ -95,9 +95,7 @@ class RewardFunction:
         kinds = {p.kind for p in parameters.values()}
         self.groupwise, wrong = "completions" in parameters, ""
         if kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}:
-            wrong = (
-                "name the columns as parameters, without * and **; a function in TRL's own signature goes to `adopt`"
-            )
+            wrong = "name the columns as parameters, without * and ** (for a function in TRL's signature use `adopt`)"
         elif self.groupwise == ("completion" in parameters):
             wrong = "needs a parameter named 'completion' (the text to score) or 'completions' (the texts of one group)"
             wrong += "; it has: " + (", ".join(parameters) or "none")

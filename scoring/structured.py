@@ -18,10 +18,11 @@ from scoring.answers import plain_text
 def whole_numbers(values: Any) -> list[int]:
     """The values as ints; empty where one of them is not a whole number."""
     try:
-        found = [(value, int(value)) for value in values]
+        values = list(values)
+        whole = [int(value) for value in values]
     except (TypeError, ValueError, OverflowError):
         return []
-    return [whole for _, whole in found] if all(value == whole for value, whole in found) else []
+    return whole if whole == values else []
 
 
 LONGEST_SUM = 300  # characters

@@ -163,7 +163,6 @@ def test_earlier_states_of_a_run_are_its_whole_checkpoints_before_the_last(tmp_p
     for step, how in ((5, {}), (10, {"whole": False}), (15, {}), (20, {"adapter": False}), (100, {})):
         checkpoint(tmp_path, step, **how)
     assert formats.earlier_checkpoints(tmp_path) == {"step 15": tmp_path / "checkpoint-15"}
-    assert list(formats.earlier_checkpoints(tmp_path, most=9)) == ["step 5", "step 15"]
 
 
 @pytest.fixture(scope="module")
@@ -447,8 +446,8 @@ def test_parameters_that_would_fail_after_minutes_are_refused_at_once(monkeypatc
 
     formats.check_export_settings([]), formats.check_export_settings(["adapter", "gguf"], "original base", 1)
     for wrong, said in (
-        ((["GGUF"],), "FORMATS names 'GGUF'; there are: 'adapter'"),
-        (([], "original"), "MERGE_INTO is 'original'"),
+        ((["GGUF"],), "FORMATS: there is no 'GGUF'; there are: 'adapter'"),
+        (([], "original"), "MERGE_INTO: there is no 'original'"),
         (([], "auto", 0), "N_EVALUATE is 0"),
         (([], "auto", -5), "N_EVALUATE is -5"),
     ):

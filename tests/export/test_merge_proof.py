@@ -167,7 +167,7 @@ def test_the_distance_of_a_model_from_itself_is_0_and_kl_is_that_of_the_definiti
     same = predictions.prediction_distance(made.base, made.base, sample)
     assert (same["kl"], same["logit_max"], same["same_top"]) == (0, 0, 1)
     found, kl = predictions.prediction_distance(made.trained, made.base, sample), []
-    for prompt, reply in zip(sample.prompts, sample.replies):
+    for prompt, reply in sample:
         with torch.inference_mode():
             one, two = (
                 m(input_ids=torch.tensor([prompt + reply])).logits[0, len(prompt) - 1 :].float()
@@ -338,6 +338,18 @@ def test_noise_beside_the_update_fails():
         {"w": (exact * (1 + 0.007 * torch.randn(64, 64))).to(torch.bfloat16)}, base, update
     )
     assert good["aside"] == 0 and noisy["aside"] > merge_proof.ASIDE + 1.5 * noisy["aside_by_rounding"]
+
+
+def test_where_all_weights_were_trained_the_folder_is_compared_with_the_trained_model():
+    torch.manual_seed(0)
+    trained = torch.nn.Linear(64, 64, dtype=torch.bfloat16)
+    merged = {name: tensor.detach().clone() for name, tensor in trained.named_parameters()}
+    base = {name: tensor + 0.1 * torch.randn_like(tensor) for name, tensor in merged.items()}
+    updates = weight_checks.trained_updates(trained, base)
+    good = weight_checks.compare_weights(merged, base, updates)
+    assert good["changed"] == good["with_update"] == 2 and good["worst_rounding"] <= 1
+    assert good["merge_ratio"] == pytest.approx(1) and good["aside"] < 1e-3
+    assert weight_checks.compare_weights({**merged, "bias": base["bias"]}, base, updates)["worst_rounding"] > 1
 
 
 def test_a_candidate_with_nan_is_not_chosen():

@@ -63,7 +63,7 @@ def test_a_kill_between_the_two_renames_is_mended_by_the_next_build(tmp_path, mo
     (build.new_folder("a") / "model.safetensors").write_text("new")
     (build.folder / "a").rename(build.ready)
     place.rename(tmp_path / "merged-20260101-000000")
-    model_folder.StagingFolder(place).delete()
+    model_folder.StagingFolder(place).close()
     assert (place / "model.safetensors").read_text() == "new" and (tmp_path / "merged-20260101-000000").exists()
 
 
@@ -92,6 +92,14 @@ def test_the_same_weights_again_are_not_kept_twice(tmp_path):
     build = model_folder.StagingFolder(place)
     (build.new_folder("a") / "model.safetensors").write_text("old")
     assert build.publish("a") is None and [path.name for path in tmp_path.iterdir()] == ["merged"]
+
+
+def test_another_folder_without_safetensors_is_kept_too(tmp_path):
+    (tmp_path / "gguf").mkdir()
+    (tmp_path / "gguf/a.gguf").write_text("old")
+    build = model_folder.StagingFolder(tmp_path / "gguf")
+    (build.new_folder("a") / "a.gguf").write_text("new")
+    assert (build.publish("a") / "a.gguf").read_text() == "old"
 
 
 def test_too_little_disk_is_told_before_anything_is_written(tmp_path):
@@ -126,5 +134,5 @@ def test_a_kill_in_the_middle_leaves_the_old_model_and_the_next_build_clears_up(
     done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": path})
     assert done.returncode == -signal.SIGKILL
     assert (place / "model.safetensors").read_text() == "old" and (tmp_path / ".merged.building").exists()
-    model_folder.StagingFolder(place).delete()
+    model_folder.StagingFolder(place).close()
     assert [path.name for path in tmp_path.iterdir()] == ["merged"]

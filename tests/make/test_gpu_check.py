@@ -17,7 +17,7 @@ from lab.files import ROOT
 from lab.make import gpu_check, gpu_check_parts
 from lab.make.gpu_check import Part, choose_parts, run_check, run_part
 from lab.make.gpu_check_parts import measure_run
-from lab.make.gpu_check_report import report
+from lab.make.gpu_check_report import gpu_report
 
 SCRIPT = ROOT / "notebooks/lab/make/gpu_check.py"
 RUN = {
@@ -226,11 +226,11 @@ def test_a_training_that_would_be_cut_off_is_asked_to_stop_and_its_figures_are_k
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"])
     monkeypatch.setattr(gpu_check_parts, "start_training", lambda *args: (process, run))
     monkeypatch.setenv(gpu_check_parts.UNTIL, str(time.time() + left))
-    assert gpu_check_parts.train(tmp_path, "trl", "bf16", 20)["steps"] == 5 and (run / "stop").exists() is stops
+    assert gpu_check_parts.time_training(tmp_path, "trl", "bf16", 20)["steps"] == 5 and (run / "stop").exists() is stops
 
 
 def test_a_record_of_a_card_is_never_called_a_rehearsal_and_the_other_way_round():
-    texts = {rehearsal: report({**empty_record(), "rehearsal": rehearsal}) for rehearsal in (True, False)}
+    texts = {rehearsal: gpu_report({**empty_record(), "rehearsal": rehearsal}) for rehearsal in (True, False)}
     assert "rehearsal" in texts[True] and "rehearsal" not in texts[False]
 
 
@@ -319,7 +319,7 @@ def test_the_table_says_the_machine_the_versions_and_what_failed():
     failed = {"status": "failed", "took": 3.0, "why": "out of | memory", "log": "x"}
     machine = {"gpu": "NVIDIA T4", "versions": {"torch": "2.13.0"}}
     record = {**empty_record(), "rehearsal": False, "machine": machine, "parts": {"TRL, fp16": failed}}
-    text = report({**record, "runs": [RUN, {**PLAIN, "timed": False}]})
+    text = gpu_report({**record, "runs": [RUN, {**PLAIN, "timed": False}]})
     assert text.startswith("# GPU check: NVIDIA T4\n") and "2026-11-30" in text and "torch 2.13.0" in text
     assert "| TRL, fp16 | failed | 3 s | out of \\| memory |" in text
     memory = "4.00 GB of tensors, 5.00 reserved"

@@ -90,3 +90,19 @@ def test_a_row_stopped_by_a_text_that_began_in_its_prompt_counts_as_finished(tok
     assert cut_completion(padded, tokenizer, {end}, ["x"], len(padded)) == Sampled("teas: 2", len(ids), True)
     assert cut_completion(ids, tokenizer, {end}, ["x"], len(ids)) == Sampled("teas: 2", len(ids), False)
     assert cut_completion([*ids, end, 9], tokenizer, {end}) == Sampled("teas: 2", len(ids) + 1, True)
+
+
+def test_sampling_keeps_the_order_of_prompts_and_the_length_of_groups(tokenizer):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(STARTER_POLICY, dtype="float32").eval()
+    prompts = [
+        [{"role": "user", "content": text}]
+        for text in ("short", "a much longer prompt than the others " * 3, "mid size")
+    ]
+    together = sample(model, tokenizer, prompts, temperature=0, max_new_tokens=8, batch_size=2)
+    alone = [sample(model, tokenizer, [prompt], temperature=0, max_new_tokens=8)[0] for prompt in prompts]
+    assert [one.text for (one,) in together] == [one.text for (one,) in alone]
+    assert [len(group) for group in sample(model, tokenizer, prompts, n=3, max_new_tokens=4)] == [3, 3, 3]
+    with pytest.raises(ValueError, match="greedy"):
+        sample(model, tokenizer, prompts, n=2, temperature=0)

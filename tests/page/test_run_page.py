@@ -426,7 +426,7 @@ def test_damaged_and_very_long_held_out_answers_do_no_harm(tmp_path):
     path.write_bytes(path.read_bytes()[:4] + b"\0" * 60 + path.read_bytes()[64:])
     page = run_page.run_payload(record)
     held = [i for i, cut in enumerate(page["completions"]["cut"]) if cut]
-    assert page["run"]["notes"] == ["held-out answers of 1 evaluation left out: damaged, or kept without their prompts"]
+    assert page["run"]["notes"] == ["held-out answers of 1 evaluation left out: damaged, or without their prompts"]
     assert len(held) == 2 and all(page["completions"]["cut"][i] == 10_000 for i in held), (
         "one evaluation of two is left"
     )

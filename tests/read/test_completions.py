@@ -234,7 +234,7 @@ def test_statistics_of_prompts_are_over_the_whole_run(tmp_path):
 def test_right_is_the_upper_half_of_the_deciding_rewards_range_and_the_mean_of_several(tmp_path):
     rows = [one("a", 0.5), one("b", 0.49), one("c", 1.0, math_reward=0.0), one("d", 0.9, math_reward=0.0)]
     with Completions(make_run(tmp_path, {1: rows})) as table:
-        assert table.decides == ["correctness_reward", "math_reward"]
+        assert [reward.name for reward in table.rewards if reward.decides] == ["correctness_reward", "math_reward"]
         assert table.sql('SELECT "right" FROM completions ORDER BY place')["right"].tolist() == [
             True,
             False,
@@ -245,9 +245,9 @@ def test_right_is_the_upper_half_of_the_deciding_rewards_range_and_the_mean_of_s
 
 def test_a_reward_of_ones_own_decides_where_it_is_named(tmp_path):
     rows = pd.DataFrame([one("a", 1.0), one("b", 0.0)]).rename(columns={"correctness_reward": "my_reward"})
-    record = make_run(tmp_path, {1: rows.to_dict("records")})
-    for given, expected in ((None, [None, None]), (["my_reward"], [True, False])):
-        with Completions(record, decides=given) as table:
+    make_run(tmp_path, {1: rows.to_dict("records")})
+    for given, expected in (([], [None, None]), (["my_reward"], [True, False])):
+        with Completions(run_record.read_run(tmp_path, correctness=given)) as table:
             right = table.sql('SELECT "right" FROM completions ORDER BY place')["right"]
         assert [None if pd.isna(value) else value for value in right] == expected
 
@@ -470,7 +470,7 @@ def test_everything_is_shown_where_it_fits(tmp_path):
 @pytest.mark.parametrize("limit, characters", [(640, 10**9), (10**9, 64_000), (641, 64_799), (1000, 10**9), (9, 10**9)])
 def test_a_selection_stays_within_its_limits_in_whole_groups(limit, characters):
     table = groups_of(50, 8)
-    chosen = table.loc[choose_groups(table, range(0, 400, 7), limit, characters).groups]
+    chosen = table.loc[choose_groups(table, range(0, 400, 7), limit, characters)[0]]
     assert (
         len(chosen) == len(set(chosen.index))
         and 0 < chosen["n"].sum() <= limit
@@ -482,32 +482,28 @@ def test_a_selection_stays_within_its_limits_in_whole_groups(limit, characters):
 def test_a_selection_has_the_latest_step_suspects_the_first_step_and_steps_spread_evenly():
     table = groups_of(100, 10)
     suspects = [10 * step + 3 for step in range(40, 60)]
-    choice = choose_groups(table, suspects, 8 * 200, 10**9)
-    kept = table.loc[choice.groups]
+    chosen, how = choose_groups(table, suspects, 8 * 200, 10**9)
+    kept = table.loc[chosen]
     whole = kept.groupby("step").size().loc[lambda n: n == 10].index.tolist()
-    assert whole[0] == 1 and whole[-1] == 100 and set(suspects) <= set(choice.groups)
+    assert whole[0] == 1 and whole[-1] == 100 and set(suspects) <= set(chosen)
     assert max(np.diff(whole)) <= 2 * (100 / (len(whole) - 1)) and sum(kept["n"]) == 1600
-    assert choice.summary.startswith(
-        "all of the latest step, 100 (80); groups with suspects (160); the first step, 1 (80); "
-    )
+    assert how.startswith("all of the latest step, 100 (80); groups with suspects (160); the first step, 1 (80); ")
 
 
 def test_suspects_take_at_most_a_third():
     table = groups_of(100, 10)
-    choice = choose_groups(table, range(0, 800), 8 * 300, 10**9)
-    assert "groups with suspects (800)" in choice.summary
+    chosen, how = choose_groups(table, range(0, 800), 8 * 300, 10**9)
+    assert "groups with suspects (800)" in how
 
 
 def test_a_latest_step_that_does_not_fit_is_shown_in_part_and_said():
     table = groups_of(3, 100)
-    choice = choose_groups(table, [], 8 * 10, 10**9)
-    assert choice.summary == "what fits of the latest step, 3 (80)" and {
-        table.loc[i, "step"] for i in choice.groups
-    } == {3}
+    chosen, how = choose_groups(table, [], 8 * 10, 10**9)
+    assert how == "what fits of the latest step, 3 (80)" and {table.loc[i, "step"] for i in chosen} == {3}
 
 
 def test_a_limit_below_one_group_shows_one_group():
-    assert len(choose_groups(groups_of(3, 4), [], 1, 1).groups) == 1
+    assert len(choose_groups(groups_of(3, 4), [], 1, 1)[0]) == 1
 
 
 @pytest.mark.parametrize("limits", [{"limit": 0}, {"limit": -1}, {"characters": 0}])

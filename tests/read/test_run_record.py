@@ -399,7 +399,7 @@ def test_a_diagnosis_can_be_written_as_json_with_its_thresholds():
     assert len(made["findings"]) == len(health_rules.RULES) and made["findings"][0]["rule"] == "not_a_number"
     assert {"value", "threshold", "verdict", "advice", "measures", "sense"} <= made["findings"][0].keys()
     assert made["thresholds"]["KL_WARN"] == health_rules.KL_WARN and made["convergence"]["sentence"].endswith(
-        health_rules.TREND_NOTE
+        health.TREND_NOTE
     )
     assert (made["status"], made["steps"], made["decided_by"]) == ("finished", 14, ["correctness_reward"])
 
@@ -504,7 +504,7 @@ def test_a_record_with_damaged_parts_is_read_without_them(tmp_path, damage):
 def test_a_share_of_groups_that_was_not_counted_by_group_is_left_out():
     rows = [row(1, frac_reward_zero_std=0.5)]
     batch = run_record.record_from_rows(rows, about={"requested": {"scale_rewards": "batch"}})
-    assert "frac_reward_zero_std" not in batch.log and "whole steps without spread" in batch.notes[0]
+    assert "frac_reward_zero_std" not in batch.log and "steps without spread" in batch.notes[0]
     assert (
         "frac_reward_zero_std" in run_record.record_from_rows(rows, about={"requested": {"scale_rewards": "group"}}).log
     )

@@ -28,7 +28,7 @@ from rewards import (
     soft_format_reward,
     style_reward,
 )
-from scoring import contract
+from scoring import contract, contract_checks
 from scoring.audit import audit
 from scoring.probes import make_probes, make_trials, near_miss
 
@@ -39,6 +39,13 @@ def word_problems(n):
 
 
 ROWS = [{**row, "ground_truth": row["answer"]} for row in word_problems(4)]
+
+
+@pytest.fixture(autouse=True)
+def fewer_hostile_texts(request, monkeypatch):
+    """Measuring the speed takes most of an audit's time: all of it only where the speed is the subject."""
+    if "registry" not in request.node.name:
+        monkeypatch.setattr(contract_checks, "HOSTILE", ["x", "1,111"])
 
 
 def failures(function, rows=ROWS):

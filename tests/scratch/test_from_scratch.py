@@ -377,11 +377,11 @@ def test_each_exercise_begins_with_the_mistake_it_is_about_and_its_solution_is_r
     assert len(attempts) == len(solutions) == len(exercises.ALL)
     for source, solution, (name, sentence) in zip(attempts, solutions, begun.items()):
         function = re.search(r"def (my_\w+)", source).group(1)
-        assert f"exercises.{name}.check({function})" in source
+        assert f"exercises.{name}.feedback({function})" in source
         exec(source.replace("print(", "("), scope := {"torch": torch, "exercises": exercises})
-        assert getattr(exercises, name).verdict(scope[function]).startswith(f"Not yet: {sentence}")
+        assert getattr(exercises, name).feedback(scope[function]).startswith(f"Not yet: {sentence}")
         exec(solution, scope)
-        assert getattr(exercises, name).verdict(scope[function]).startswith("Right: ")
+        assert getattr(exercises, name).feedback(scope[function]).startswith("Right: ")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from lab.train import launch
-from lab.train.launch import CONFIGS, command, environment, export_script
+from lab.train.launch import CONFIGS, export_script, launch_command, launch_environment
 
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
@@ -31,28 +31,30 @@ def test_a_parameter_that_the_notebook_does_not_have_is_refused_with_those_it_ha
 def test_on_a_cpu_torchrun_starts_the_processes_and_they_share_the_cores(monkeypatch):
     monkeypatch.setattr(launch, "on_gpu", lambda: False)
     monkeypatch.setattr(launch.os, "cpu_count", lambda: 6)
-    assert "torch.distributed.run" in command(CONFIGS, 2, "ddp") and "--nproc_per_node" in command(CONFIGS, 2, "ddp")
+    assert "torch.distributed.run" in launch_command(CONFIGS, 2, "ddp") and "--nproc_per_node" in launch_command(
+        CONFIGS, 2, "ddp"
+    )
     for asked, share in (("", "3"), ("1", "1"), ("16", "3"), ("many", "3")):
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
-        found = environment(2)
+        found = launch_environment(2)
         assert found["ACCELERATE_USE_CPU"] == "true" and found["OMP_NUM_THREADS"] == share
 
 
 def test_packages_that_lie_in_a_folder_of_their_own_stay_within_reach(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/wheels/site")
-    assert environment(1)["PYTHONPATH"].split(":")[-1] == "/wheels/site"
+    assert launch_environment(1)["PYTHONPATH"].split(":")[-1] == "/wheels/site"
 
 
 def test_on_gpus_accelerate_gets_the_config_of_that_name(monkeypatch):
     monkeypatch.setattr(launch, "on_gpu", lambda: True)
-    line = command(CONFIGS / "train.py", 8, "zero3")
+    line = launch_command(CONFIGS / "train.py", 8, "zero3")
     assert str(CONFIGS / "zero3.yaml") in line and line[line.index("--num_processes") + 1] == "8"
-    assert "ACCELERATE_USE_CPU" not in environment(8)
+    assert "ACCELERATE_USE_CPU" not in launch_environment(8)
 
 
 def test_an_unknown_config_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(ValueError, match="no config 'zero2': they are ddp, fsdp, zero3"):
-        launch.launch(2, "zero2", {"OUTPUTS": str(tmp_path / "out")})
+        launch.launch_training(2, "zero2", {"OUTPUTS": str(tmp_path / "out")})
     assert not (tmp_path / "out").exists()
 
 
@@ -68,7 +70,7 @@ def test_an_unknown_config_is_refused_before_anything_is_written(tmp_path):
     ],
 )
 def test_values_are_python_or_else_text(text, value):
-    assert launch.assignment(text) == ("A", value)
+    assert launch.parse_assignment(text) == ("A", value)
 
 
 def test_sharded_weights_take_the_plain_road():
@@ -99,8 +101,8 @@ def test_what_a_sharded_launch_needs_is_added_to_your_own_settings(monkeypatch, 
     seen = {}
     monkeypatch.setattr(launch, "export_script", lambda path, parameters: seen.update(parameters) or path)
     monkeypatch.setattr(launch.subprocess, "Popen", lambda *args, **kwargs: None)
-    monkeypatch.setattr(launch, "wait", lambda process, stop: 0)
-    launch.launch(2, "zero3", {"OUTPUTS": str(tmp_path), "MORE_SETTINGS": {"loss_type": "grpo"}})
+    monkeypatch.setattr(launch, "wait_for_end", lambda process, stop: 0)
+    launch.launch_training(2, "zero3", {"OUTPUTS": str(tmp_path), "MORE_SETTINGS": {"loss_type": "grpo"}})
     assert seen["BACKEND"] == "trl" and seen["MORE_SETTINGS"] == {"load_in_4bit": False, "loss_type": "grpo"}
 
 
@@ -119,4 +121,4 @@ def test_the_first_ctrl_c_asks_for_an_end_after_the_step_and_the_second_ends_it(
 
     process, stop = Process(), tmp_path / "run/stop"
     stop.parent.mkdir()
-    assert launch.wait(process, stop) == 7 and stop.exists() and process.ended == 1
+    assert launch.wait_for_end(process, stop) == 7 and stop.exists() and process.ended == 1

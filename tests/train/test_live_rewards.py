@@ -268,7 +268,7 @@ def test_the_event_has_both_means_on_the_same_completions_and_the_old_column_is_
     )
     assert after["x_reward_v2"] == 0 and set(run.trainer._logs["rewards"]) == set(run.names)
     assert run.trainer._logs["extra"] == {}, "a new version may log other columns"
-    assert len(run.said) == 1 and "x_reward_v2 from now on" in run.said[0] and "0.500 → 0.750" in run.said[0]
+    assert len(run.said) == 1 and "x_reward_v2 replaces x_reward" in run.said[0] and "0.500 → 0.750" in run.said[0]
 
 
 def test_every_version_is_kept(run):

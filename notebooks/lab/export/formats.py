@@ -1,8 +1,4 @@
-"""The trained model in the forms that others load: adapter, 4 bits, GGUF with an Ollama Modelfile, the Hub.
-
-Each format is built beside its place and moved there when it is complete. One that cannot be made on this machine
-is a line of the table with its reason.
-"""
+"""The trained model in the forms that others load: adapter, 4 bits, GGUF with an Ollama Modelfile, the Hub."""
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ def check_export_settings(
     """Raises ValueError or ExportError for parameters of notebook 05 that would fail after minutes of work."""
     for name, values, known in (("FORMATS", chosen, FORMATS), ("MERGE_INTO", [merge_into], ("auto", *MERGES))):
         if unknown := [value for value in values if value not in known]:
-            raise ValueError(f"{name} has {unknown[0]!r}; there are: {', '.join(map(repr, known))}.")
+            raise ValueError(f"{name}: there is no {unknown[0]!r}; there are: {', '.join(map(repr, known))}.")
     if n_evaluate is not None and n_evaluate < 1:
         raise ValueError(f"N_EVALUATE is {n_evaluate}: evaluate at least one problem, or None for all.")
     if push_to:
@@ -77,10 +73,10 @@ def export_adapter(adapter: Path, merged: Path, place: Path, replace: bool) -> R
     return describe_format("adapter", place, f"loaded by PEFT below; not tried in vLLM{local}")
 
 
-def earlier_checkpoints(run: Path, most: int = 1) -> dict[str, Path]:
-    """A run's latest whole checkpoints with an adapter, without the very last: earlier states of it, by name."""
+def earlier_checkpoints(run: Path) -> dict[str, Path]:
+    """A run's last whole checkpoint but one that holds an adapter, by name: an earlier state of it, if there is one."""
     whole = [path for path in run.glob("checkpoint-*") if is_whole(path) and (path / "adapter_config.json").exists()]
-    return {f"step {step_of(path)}": path for path in sorted(whole, key=step_of)[:-1][-most:]}
+    return {f"step {step_of(path)}": path for path in sorted(whole, key=step_of)[-2:-1]}
 
 
 def export_4bit(merged: Path, place: Path, replace: bool, sample: predictions.ProofSample) -> Row:
@@ -161,8 +157,7 @@ def access_token() -> str:
     """The Hub's access token: HF_TOKEN, a secret of Colab, or an earlier `hf auth login`. Raises ExportError without one."""
     from huggingface_hub import get_token
 
-    token = get_token()
-    if token is None:
+    if (token := get_token()) is None:
         raise ExportError("There is no access token for the Hub: set the environment variable HF_TOKEN, not a cell.")
     return token
 

@@ -9,10 +9,8 @@ from typing import Any
 def merge_into_dequantised(quantised: Any, adapter: Path, tokenizer: Any, folder: Path) -> None:
     """Writes the adapter merged into the dequantized 4-bit base: the base that it was trained on.
 
-    The sum is formed in 32 bits where the memory allows, and rounded to 16 bits once.
-
-    Args:
-        quantised: base and adapter as trained; the model is taken apart here, so it must be one of its own.
+    The sum is formed in 32 bits where the memory allows, and rounded to 16 bits once. `quantised`, which is base and
+    adapter as trained, is taken apart.
     """
     import psutil
     import torch
@@ -43,6 +41,5 @@ def load_like(name: str | Path, like: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     gc.collect()  # a wrapped model refers to itself: its memory is only free after this
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
     return AutoModelForCausalLM.from_pretrained(str(name), dtype=like.dtype, device_map={"": like.device}).eval()

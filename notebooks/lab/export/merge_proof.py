@@ -1,8 +1,4 @@
-"""Whether a merged folder is the model that was trained: measured, judged check by check, refused where one fails.
-
-`prove_merge` measures adapter, base, weights, predictions, answers in a fresh process, and files. `proof_checks` compares
-the measures with their limits. `refuse_unproved` stops the export of a folder that fails.
-"""
+"""Whether a merged folder is the model that was trained: `prove_merge` measures, `proof_checks` judges the measures."""
 
 from __future__ import annotations
 
@@ -65,7 +61,7 @@ def prove_merge(
 
     Args:
         trained: the model as it was trained (a 4-bit base with its adapter, or all weights).
-        base: the weights that the adapter was merged into, by name; without an adapter, those before training.
+        base: the weights, by name, that the adapter was merged into; without an adapter, those before training.
         adapter: its folder; None where all weights were trained.
         chats: held-out prompts as in training; the fresh process is asked them as a user of the folder would.
         replies: the trained model's greedy answers to them.

@@ -23,9 +23,8 @@ class ExportError(RuntimeError):
 class StagingFolder:
     """Holds the folders that an export builds, one of which is published.
 
-    Until `publish` the earlier export is untouched: an error, a kill or a full disk leaves it as it was. The next
-    export removes what an interrupted one left. If the kill fell between the two renames of `publish`, the next
-    export finishes the move.
+    Until `publish` an error, a kill or a full disk leaves the earlier export as it was. The next export removes what
+    an interrupted one left, and finishes a `publish` that was killed between its two renames.
 
     Args:
         place: where the finished folder will be.

@@ -53,9 +53,13 @@ def prediction_distance(model: Any, other: Any, sample: ProofSample) -> dict[str
         same_top: share of positions where both put the same token first.
         positions: how many there were.
     """
+    import torch
+
     rows = []  # of each position: the mean and largest difference of logits, KL, same token first
     for prompt, reply in sample:
-        one, two = (_logits(each, prompt, reply) for each in (model, other))
+        ids, start = torch.tensor([[*prompt, *reply]], device=model.device), len(prompt) - 1
+        with torch.inference_mode():  # logits that predict the reply's tokens and its end: (len(reply) + 1, vocabulary)
+            one, two = (m(input_ids=ids, use_cache=False).logits[0, start:].float().cpu() for m in (model, other))
         apart, p, q = (one - two).abs(), one.log_softmax(-1), two.log_softmax(-1)
         kl, same = (p.exp() * (p - q)).sum(-1).clamp(min=0), one.argmax(-1) == two.argmax(-1)
         rows += zip(apart.mean(-1).tolist(), apart.amax(-1).tolist(), kl.tolist(), same.tolist())
@@ -63,15 +67,6 @@ def prediction_distance(model: Any, other: Any, sample: ProofSample) -> dict[str
     largest = {"logit_max": float(table["logit_max"].max()), "kl_max": float(table["kl"].max())}
     means = {name: float(table[name].mean(skipna=False)) for name in ("logit_mean", "kl", "same_top")}
     return {**largest, "positions": len(table), **means}
-
-
-def _logits(model: Any, prompt: list[int], reply: list[int]) -> Any:
-    """Logits that predict the reply's tokens and its end, in 32 bits on the CPU: (len(reply) + 1, vocabulary)."""
-    import torch
-
-    with torch.inference_mode():
-        logits = model(input_ids=torch.tensor([[*prompt, *reply]], device=model.device), use_cache=False).logits
-    return logits[0, len(prompt) - 1 :].float().cpu()
 
 
 class WithoutAdapter:
@@ -95,10 +90,9 @@ def distance_table(distances: Mapping[str, Mapping[str, float]]) -> pd.DataFrame
 
 
 def choose_merge(distances: Mapping[str, Mapping[str, float]], merge_into: str = "auto") -> tuple[str, str]:
-    """The merge to export, and why in a sentence: the one whose predictions are nearest to the trained model's.
+    """The merge to export, and why: the nearest to the trained model, or the one that a person chose by name.
 
-    Args:
-        merge_into: "auto", or the merge that a person chose. Raises ExportError for one that was not made.
+    Raises ExportError for one that was not made.
     """
     kl = {name: distance["kl"] for name, distance in distances.items()}
     if merge_into not in ("auto", *kl):
@@ -115,11 +109,7 @@ def greedy_answers(
 ) -> list[str]:
     """What a server of the model must answer to held-out prompts: the prefill and a greedy continuation.
 
-    Decoded as in training, whatever the model's own generation config says, and one prompt at a time as a server does.
-
-    Args:
-        tokenizer: with the chat template of the training.
-        ends: the tokens that end a turn in training; None: the model's and the tokenizer's.
+    Decoded as in training, whatever the model's generation config says; `ends`: the tokens that end a turn there.
     """
     import torch
 

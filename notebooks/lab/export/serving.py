@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,17 +54,18 @@ def _is_healthy(port: int) -> bool:
         return False
 
 
-def ask_server(
-    url: str, model: str, question: Messages, *, max_tokens: int, temperature: float = 0.0, stop: Sequence[str] = ()
-) -> str:
-    """One answer from an OpenAI-compatible server on this machine, through the `openai` client. Raises ExportError."""
+def ask_server(url: str, model: str, question: Messages, **options: Any) -> str:
+    """One answer from an OpenAI-compatible server on this machine. Raises ExportError.
+
+    Args:
+        options: of the request, such as max_tokens and stop; greedy unless there is a temperature.
+    """
     from openai import DefaultHttpxClient, OpenAI, OpenAIError
 
     past_a_proxy = DefaultHttpxClient(trust_env=False)
     client = OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120, http_client=past_a_proxy)
-    options = {"temperature": temperature, "max_tokens": max_tokens, **({"stop": list(stop)} if stop else {})}
     try:
-        made = client.chat.completions.create(model=model, messages=question, **options)
+        made = client.chat.completions.create(model=model, messages=question, **{"temperature": 0.0, **options})
     except OpenAIError as error:
         raise ExportError(f"The server did not answer: {type(error).__name__}: {error}") from error
     return made.choices[0].message.content or ""

@@ -1,8 +1,7 @@
 """What travels with an exported model, so that a server asks it as training did.
 
-A model is trained behind a system prompt, worked examples and a prefill, with its own sampling and stops. The first three
-go into the folder's chat template, the others into its generation config. Then the question alone, asked of any server,
-gives the very token ids of the training.
+System prompt, worked examples and prefill go into the folder's chat template, sampling and stops into its generation
+config. Then the question alone, asked of any server, gives the very token ids of the training.
 """
 
 from __future__ import annotations
@@ -53,12 +52,7 @@ class ServedPrompt:
 
 
 def served_prompt(about: Mapping[str, Any], stop: Sequence[str] | str | None = None) -> ServedPrompt:
-    """The prompt and sampling of a run.
-
-    Args:
-        about: `run/run.json`.
-        stop: texts that end an answer; None: those of the training.
-    """
+    """The prompt and sampling of the run in `run/run.json`; `stop` replaces the training's texts that end an answer."""
     requested = about["requested"]
     if stop is None:  # as transformers or as vLLM names it
         options = requested.get("generation_kwargs") or {}
@@ -69,10 +63,7 @@ def served_prompt(about: Mapping[str, Any], stop: Sequence[str] | str | None = N
 
 
 def save_served_prompt(folder: Path, model: Any, tokenizer: Any, served: ServedPrompt) -> None:
-    """Writes chat template, response template and generation config into a model's folder.
-
-    Unsloth switches the cache off in `config.json` for training; a served model needs it on.
-    """
+    """Writes chat template, response template and generation config into a model's folder."""
     from transformers import AutoTokenizer, GenerationConfig
 
     ours = AutoTokenizer.from_pretrained(folder)
@@ -80,7 +71,7 @@ def save_served_prompt(folder: Path, model: Any, tokenizer: Any, served: ServedP
     ours.response_template = response_template(tokenizer, served)
     ours.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    write_json(folder / "config.json", {**config, "use_cache": True})
+    write_json(folder / "config.json", {**config, "use_cache": True})  # Unsloth switches it off for training
     GenerationConfig(**generation_config(model, tokenizer, served)).save_pretrained(folder)
 
 
@@ -160,14 +151,13 @@ def response_template(tokenizer: Any, served: ServedPrompt) -> dict[str, Any]:
 def generation_config(model: Any, tokenizer: Any, served: ServedPrompt) -> dict[str, Any]:
     """The generation config of the served model: plain sampling as in training and evaluation.
 
-    A server falls back on it, and a base's own may differ (Qwen2.5-1.5B-Instruct: temperature 0.7, top_p 0.8, a repetition
-    penalty of 1.1). `do_sample` is true because `transformers serve` ignores a request's temperature where it is false; a
-    request with temperature 0 is answered greedily.
+    A base's own may differ (Qwen2.5-1.5B-Instruct: top_p 0.8, a repetition penalty of 1.1). `do_sample` is true because
+    `transformers serve` ignores a request's temperature where it is false; temperature 0 is still greedy.
     """
     ends = sorted(end_tokens(model, tokenizer))
     stops = {"stop_strings": list(served.stop)} if served.stop else {}
     return {
-        **{"do_sample": True, "temperature": float(served.temperature), "top_p": 1.0, "top_k": 0},
+        **{"do_sample": True, "temperature": served.temperature, "top_p": 1.0, "top_k": 0},
         "repetition_penalty": 1.0,
         "max_new_tokens": served.max_new_tokens,
         "eos_token_id": ends if len(ends) > 1 else next(iter(ends), None),

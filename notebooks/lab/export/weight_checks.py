@@ -58,11 +58,7 @@ def trained_updates(trained: Any, base: Mapping[str, Any]) -> Updates:
 
 
 def check_adapter(adapter: Path, start: Mapping[str, Any]) -> dict[str, int]:
-    """Counts an adapter's tensors that are all zero, not finite, or moved since the training began.
-
-    Args:
-        start: `run/start.json`, or an empty mapping where the run kept none.
-    """
+    """Counts an adapter's tensors that are all zero, not finite, or moved since `run/start.json` was written."""
     from lab.model.policy import checksum
 
     tensors = read_weights(adapter, *ADAPTER)
@@ -154,10 +150,7 @@ def compare_weights(merged: Mapping[str, Any], base: Mapping[str, Any], updates:
 
 
 def compare_tying(weights: Mapping[str, Any], folder: Path, base_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether the output layer is the embedding: in the base, in the folder, and whether the weights contradict the base.
-
-    They do with an output layer of their own beside a tied embedding, and with none beside an untied one.
-    """
+    """Whether the output layer is the embedding: in the base, in the folder, and whether the weights contradict the base."""
     import torch
 
     configs = (base_config, read_json_or_empty(folder / "config.json"))

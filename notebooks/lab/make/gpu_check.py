@@ -43,7 +43,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[3]), str(Path(__file__).res
 from lab.files import QUIET, ROOT, Row, read_json, relative, write_json, write_text
 from lab.make import gpu_check_parts as work
 from lab.make.gpu_check_parts import CARD, MADE_BY, UNTIL, card
-from lab.make.gpu_check_report import report
+from lab.make.gpu_check_report import gpu_report
 
 RESULTS = ROOT / "tests/benchmarks/results"
 GB_OF_DISK = 15  # for models, checkpoints and merged models on a card
@@ -70,12 +70,12 @@ def all_parts() -> list[Part]:
         Part("model", work.make_model, 180, makes=("base", "inputs")),
     ]
     for backend, name in (("unsloth", "Unsloth"), ("trl", "TRL")):
-        training = partial(work.train, backend=backend, kind=kind, steps=steps)
+        training = partial(work.time_training, backend=backend, kind=kind, steps=steps)
         parts.append(Part(f"{name}, {kind}", training, 300, ("model",), (f"{backend}-{kind}",), timed=True))
-    parts.append(Part("merge", work.merge, 300, (f"Unsloth, {kind}",)))
+    parts.append(Part("merge", work.merge_and_prove, 300, (f"Unsloth, {kind}",)))
     if card():
         parts.append(Part("notebooks", work.run_starter_road, 480, makes=("road",)))
-    killed = partial(work.train_killed, backend="unsloth", kind=other, steps=short)
+    killed = partial(work.train_killed_and_resumed, backend="unsloth", kind=other, steps=short)
     parts.append(Part(f"Unsloth, {other}, killed and resumed", killed, 300, ("model",), ("killed",)))
     return [*parts, Part("settings", work.check_unsloth_settings, 180)]
 
@@ -180,7 +180,7 @@ def run_check(parts: list[Part], folder: Path, minutes: float, record: Row) -> R
         record["parts"][part.name] = outcome
         try:
             write_json(folder / "check.json", record)
-            write_text(folder / "check.md", report(record))
+            write_text(folder / "check.md", gpu_report(record))
         except OSError as error:  # the table is printed at the end all the same
             print(f"  the record could not be written: {error}", flush=True)
         why = f": {outcome['why']}" if outcome["why"] else ""
@@ -230,10 +230,10 @@ def main() -> None:
         run_check(parts, folder, arguments.minutes, record)
     except KeyboardInterrupt:
         print("\nStopped. What was done:")
-    print(f"\n{report(record)}\nkept in {relative(folder / 'check.json')} and {relative(folder / 'check.md')}")
+    print(f"\n{gpu_report(record)}\nkept in {relative(folder / 'check.json')} and {relative(folder / 'check.md')}")
     if arguments.keep and card():  # a rehearsal's figures have no place there
         write_json(RESULTS / "gpu.json", record)
-        write_text(RESULTS / "gpu.md", report(record))
+        write_text(RESULTS / "gpu.md", gpu_report(record))
         print(f"and as gpu.json and gpu.md in {relative(RESULTS)}")
     raise SystemExit(any(one["status"] != "ok" for one in record["parts"].values()))
 

@@ -275,16 +275,18 @@ def training_parameters(folder: Path, backend: str, kind: str, steps: int) -> Ro
 
 def start_training(folder: Path, backend: str, kind: str, steps: int) -> tuple[subprocess.Popen, Path]:
     """Notebook 03 as a script, started; and the folder of its run."""
-    from lab.train.launch import environment, export_script
+    from lab.train.launch import export_script, launch_environment
 
     outputs = folder / f"{backend}-{kind}"
     if not outputs.exists():
         shutil.copytree(folder / "inputs", outputs)
     script = export_script(outputs / "train.py", training_parameters(folder, backend, kind, steps))
-    return subprocess.Popen([sys.executable, str(script)], cwd=ROOT / "notebooks", env=environment(1)), outputs / "run"
+    return subprocess.Popen(
+        [sys.executable, str(script)], cwd=ROOT / "notebooks", env=launch_environment(1)
+    ), outputs / "run"
 
 
-def train(folder: Path, backend: str, kind: str, steps: int) -> Row:
+def time_training(folder: Path, backend: str, kind: str, steps: int) -> Row:
     """A training. One that would not end in time is stopped after a step, and its figures are those of its steps."""
     process, run = start_training(folder, backend, kind, steps)
     while process.poll() is None:
@@ -295,7 +297,7 @@ def train(folder: Path, backend: str, kind: str, steps: int) -> Row:
     return measure_run(run, backend, kind)
 
 
-def train_killed(folder: Path, backend: str, kind: str, steps: int) -> Row:
+def train_killed_and_resumed(folder: Path, backend: str, kind: str, steps: int) -> Row:
     """A training that is killed when half of the steps are logged, and run again."""
     place = folder / "killed"  # beside the timed run with the same backend and precision
     place.mkdir(exist_ok=True)
@@ -368,7 +370,7 @@ def measure_run(run: Path, backend: str, kind: str) -> Row:
     return {**found, **({"failed": f"{' and '.join(bad)} not finite in some step"} if bad else {})}
 
 
-def merge(folder: Path) -> Row:
+def merge_and_prove(folder: Path) -> Row:
     """Notebook 05 on the timed run of Unsloth: it stops where the merged model is not the trained one."""
     from lab.make.run import execute_notebook
 

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from lab.files import Row
 
 PLANS = 6  # three presets for a card, each for the starter policy and a real model
+COLUMNS = ("", "seconds a step", "generated tokens a second", "trained tokens a second", "share of generating")
+COLUMNS += ("peak memory", "steps", "reward, first and last step")
 
 
-def report(record: Row) -> str:
+def gpu_report(record: Row) -> str:
     """The record as a page to read."""
     about = record["machine"]
     where = about.get("gpu", "an unnamed card")
@@ -18,23 +20,19 @@ def report(record: Row) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items())
     parts = [(name, one["status"], f"{one['took']:.0f} s", one["why"]) for name, one in record["parts"].items()]
     text = [f"# GPU check: {where}", "", f"{record['date']}, made by `make gpu-check`. {versions}", ""]
-    text += table(("part", "", "took", "why"), parts)
+    text += markdown_table(("part", "", "took", "why"), parts)
     if record["runs"]:
-        text += ["", "## Training", "", *table(COLUMNS, map(training_row, record["runs"]))]
+        text += ["", "## Training", "", *markdown_table(COLUMNS, map(training_row, record["runs"]))]
     for name, one in record["parts"].items():
-        if lines := details(one.get("found") or {}):
+        if lines := part_details(one.get("found") or {}):
             text += ["", f"## {name[0].upper()}{name[1:]}", "", *lines]
     return "\n".join(text) + "\n"
 
 
-def table(head: Sequence, rows: Sequence) -> list[str]:
+def markdown_table(head: Sequence, rows: Sequence) -> list[str]:
     cells = [head, ("---",) * len(head), *rows]
     text = lambda cell: str(cell).replace("\n", " ").replace("|", "\\|")
     return ["| " + " | ".join(map(text, row)) + " |" for row in cells]
-
-
-COLUMNS = ("", "seconds a step", "generated tokens a second", "trained tokens a second", "share of generating")
-COLUMNS += ("peak memory", "steps", "reward, first and last step")
 
 
 def training_row(run: Row) -> tuple:
@@ -49,11 +47,11 @@ def training_row(run: Row) -> tuple:
     return (run["name"], *times, memory, steps, " → ".join(f"{value:.3f}" for value in run["reward"]))
 
 
-def details(found: Row) -> list[str]:
+def part_details(found: Row) -> list[str]:
     """What a part found beyond figures of a training."""
     text: list[str] = []
     if "checks" in found:
-        text += table(
+        text += markdown_table(
             ("", "", "result"), [(name, one["state"], one["result"]) for name, one in found["checks"].items()]
         )
         text += ["", "Other versions than pinned: " + ("; ".join(found["pins"]) or "none") + "."]
@@ -67,11 +65,11 @@ def details(found: Row) -> list[str]:
         text += [
             f"{PLANS} plans ask for {found['requested']} settings. Unsloth's `GRPOConfig` changed {changed} of them."
         ]
-        text += ["These are set although nobody asked for them:", "", *table((*names, "in"), changes)]
+        text += ["These are set although nobody asked for them:", "", *markdown_table((*names, "in"), changes)]
         text += ["", "Fields that get another value where they are left out:", ""]
-        text += table(("setting", "TRL", "Unsloth"), [tuple(row.values()) for row in found["defaults"]])
+        text += markdown_table(("setting", "TRL", "Unsloth"), [tuple(row.values()) for row in found["defaults"]])
     if "evidence" in found:
-        text += table(tuple(found["evidence"][0]), [tuple(row.values()) for row in found["evidence"]])
+        text += markdown_table(tuple(found["evidence"][0]), [tuple(row.values()) for row in found["evidence"]])
         seconds = ", ".join(f"{name} {value:.0f}" for name, value in found["seconds"].items())
         text += ["", f"n = {found['n']}. {found['said']} Seconds: {seconds}."]
     if "merged_into" in found:

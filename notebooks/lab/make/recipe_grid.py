@@ -22,19 +22,8 @@ from typing import Any
 import rewards
 from lab.data import dataset, loading
 from lab.files import ROOT, STARTER_POLICY, Row, read_json, relative, write_json, write_text
-from lab.measure import grading
-from lab.measure.recipes import (
-    BASELINE,
-    RECIPES,
-    RECORD,
-    STEERED,
-    STEPS,
-    UNTRAINED,
-    chance_sentence,
-    compare_recipes,
-    recipe_settings,
-    recipe_table,
-)
+from lab.measure import grading, recipes
+from lab.measure.recipes import BASELINE, RECIPES, UNTRAINED, recipe_settings
 from lab.model import policy, sampling
 
 SEEDS = (1, 2, 3)
@@ -52,7 +41,7 @@ CURVES = {  # what is kept of every step: our name -> TRL's
     "kl": "kl",
 }
 COMMAND = (sys.executable, "-m", "lab.make.recipe_grid")
-MADE_BY = "07_training_recipes"
+GRADES = {"correct": "correctness_reward", "format": "format_reward", "tokens": "tokens"}
 Run = tuple[str, int]  # recipe, seed
 
 
@@ -65,7 +54,7 @@ def grpo_settings(recipe: str, seed: int, steps: int, folder: str | Path) -> Row
         "epsilon_high": 0.2,
         "mask_truncated_completions": False,
         "weight_decay": 0.0,
-        **{name: value for name, value in chosen.items() if name not in STEERED},
+        **{name: value for name, value in chosen.items() if name not in recipes.STEERED},
         "reward_weights": list(chosen["weights"].values()),
         "max_steps": steps,
         "seed": seed,
@@ -107,12 +96,7 @@ def train_recipe(recipe: str, seed: int, steps: int, out: Path) -> Row:
     sources = [ROOT / "rewards.py", *sorted((ROOT / "scoring").glob("*.py"))]
     record = {
         **run_identity(recipe, seed, steps),
-        "held_out": {
-            "n": len(test),
-            "correct": float(grades["correctness_reward"].mean()),
-            "format": float(grades["format_reward"].mean()),
-            "tokens": float(grades["tokens"].mean()),
-        },
+        "held_out": {"n": len(test), **{name: float(grades[column].mean()) for name, column in GRADES.items()}},
         "curves": {name: [row.get(logged) for row in log] for name, logged in CURVES.items()},
         "seconds": round(time.process_time() - began),  # of one core
         "adapter": next((str(p.dtype) for p in model.parameters() if p.requires_grad), None),  # see notebook 07
@@ -164,7 +148,7 @@ def run_file(out: Path, run: Run) -> Path:
 def finished_run(out: Path, run: Run, steps: int) -> Row | None:
     """The record of a run if it is there, whole, and of these very settings."""
     try:
-        record = read_json(run_file(out, run), MADE_BY)
+        record = read_json(run_file(out, run), "07_training_recipes")
     except (FileNotFoundError, ValueError):
         return None
     return record if {**record, **run_identity(*run, steps)} == record else None
@@ -195,13 +179,12 @@ def train_grid(
     """
     from tqdm.auto import tqdm
 
-    names = list(dict.fromkeys(names))
+    names, failed = list(dict.fromkeys(names)), {}
     if unknown := [name for name in names if name not in (*RECIPES, UNTRAINED)]:
         raise ValueError(f"There is no recipe {unknown[0]!r}; the recipes are: {', '.join(RECIPES)}.")
     runs = [(name, seed) for seed in seeds for name in names]  # a grid that is cut short has every recipe
     queue = [run for run in runs if not finished_run(out, run, steps)]
     active: dict[Run, subprocess.Popen] = {}
-    failed: dict[str, str] = {}
     with tqdm(total=len(runs), initial=len(runs) - len(queue), desc="recipes", unit="run") as bar:
         try:
             while queue or active:
@@ -212,7 +195,7 @@ def train_grid(
                 for run in [run for run, process in active.items() if process.poll() is not None]:
                     status, (recipe, seed) = active.pop(run).returncode, run
                     if not finished_run(out, run, steps):
-                        log = log_file(out, run)
+                        log = run_file(out, run).with_suffix(".log")
                         end = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:])
                         failed[f"{recipe}, seed {seed}"] = end
                         how = f"was killed by signal {-status}" if status < 0 else f"failed ({status})"
@@ -226,19 +209,14 @@ def train_grid(
     return [record for record in records if record], failed
 
 
-def log_file(out: Path, run: Run) -> Path:
-    return out / "logs" / f"{run[0]}-seed{run[1]}.log"
-
-
 def start_run(run: Run, steps: int, out: Path, command: Sequence[str]) -> subprocess.Popen:
     """A process that trains one run, with one thread and on the CPU: on a GPU Unsloth replaces TRL's trainer."""
-    log = log_file(out, run)
-    log.parent.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     paths = [str(ROOT), str(ROOT / "notebooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(paths)}
     environment |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
     environment |= {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    with log.open("wb") as sink:
+    with run_file(out, run).with_suffix(".log").open("wb") as sink:
         return subprocess.Popen(
             [*command, "--steps", str(steps), "--out", str(out), "--run", f"{run[0]}:{run[1]}"],
             stdin=subprocess.DEVNULL,
@@ -251,14 +229,14 @@ def start_run(run: Run, steps: int, out: Path, command: Sequence[str]) -> subpro
 
 def recorded_run(run: Row) -> Row:
     """A run as the record keeps it."""
+    held_out = {name: round(value, 5) for name, value in run["held_out"].items()}
+    curves = {
+        name: [value if value is None else round(value, 4) for value in curve] for name, curve in run["curves"].items()
+    }
     return {
-        **{name: run[name] for name in ("recipe", "seed", "steps")},
-        "held_out": {name: round(value, 5) for name, value in run["held_out"].items()},
-        "seconds": run["seconds"],
-        "curves": {
-            name: [value if value is None else round(value, 4) for value in curve]
-            for name, curve in run["curves"].items()
-        },
+        **{name: run[name] for name in ("recipe", "seed", "steps", "seconds")},
+        "held_out": held_out,
+        "curves": curves,
     }
 
 
@@ -300,31 +278,25 @@ def cpu_name() -> str:
 
 def describe_record(header: Row, runs: Sequence[Row]) -> str:
     """In words: what the recorded grid is, and how it was made."""
-    recipes, machine = len({run["recipe"] for run in runs}), header["machine"]
+    n_recipes, hours = len({run["recipe"] for run in runs}), sum(run["seconds"] for run in runs) / 3600
     packages = ", ".join(f"{name} {header['versions'][name]}" for name in ("torch", "transformers", "trl", "unsloth"))
-    hours = sum(run["seconds"] for run in runs) / 3600
-    batch = header["baseline"]["per_device_train_batch_size"]
-    lines = [
-        f"A record, not made just now: {len(runs)} runs of {recipes} recipes, {header['date']}, {hours:.1f} hours of one "
-        "core in all.",
-        f"{machine['cpu']}, {machine['threads_a_run']} thread a run; {packages}.",
-        f"Each run: {header['steps']} steps of {batch} completions on the starter policy, then greedy answers to "
-        f"{header['held_out']} held-out problems.",
-    ]
+    text = f"""A record, not made just now: {len(runs)} runs of {n_recipes} recipes, {header["date"]}, {hours:.1f} hours of one core in all.
+{header["machine"]["cpu"]}, one thread a run; {packages}.
+Each run: {header["steps"]} steps of {header["baseline"]["per_device_train_batch_size"]} completions on the starter policy, then greedy answers to {header["held_out"]} held-out problems."""
     if start := header.get("untrained"):
         right, strict = 100 * start["correct"], 100 * start["format"]
-        lines.append(f"Before training the policy answers {right:.1f} % of these right, {strict:.1f} % in the format.")
-    return "\n".join(lines)
+        text += f"\nBefore training the policy answers {right:.1f} % of these right, {strict:.1f} % in the format."
+    return text
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Trains the recipes of notebook 07, and records the results.")
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES), metavar="NAME", help="default: all of them")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--steps", type=int, default=recipes.STEPS)
     parser.add_argument("--workers", type=int, default=2, help="processes at once, of one thread each")
     parser.add_argument("--out", default="outputs/recipes", help="a file a run, and the logs")
-    parser.add_argument("--record", default=str(RECORD), help="one small file with all runs; '' for none")
+    parser.add_argument("--record", default=str(recipes.RECORD), help="one small file with all runs; '' for none")
     parser.add_argument("--run", metavar="RECIPE:SEED", help="train just this one, in this process")
     given = parser.parse_args(arguments)
     out = ROOT / given.out
@@ -341,8 +313,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(f"\n{len(failed | failed_too)} runs failed; the same command trains them again.")
     if given.record:
         print(f"written: {relative(write_record(ROOT / given.record, runs, start[0]))}")
-    table = compare_recipes(runs)
-    print(recipe_table(table).to_string(), chance_sentence(table), sep="\n\n")
+    table = recipes.compare_recipes(runs)
+    print(recipes.recipe_table(table).to_string(), recipes.chance_sentence(table), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""`make sample-run`: records `data/sample-run/`, so that notebook 04 has something to show to a reader who has not trained.
+"""Records `data/sample-run/` (`make sample-run`), which notebook 04 shows where nobody has trained yet.
 
-It is a run of notebook 03 on the starter policy in which something happens: 160 problems, so that each is seen every
-20 steps; a reward of the reader's own that pays for padding and is edited around step 30; a stage that drops a reward
-at step 50; a temperature that falls. What is kept is the run's folder without weights and checkpoints, its Parquet
-files put into one.
+It is a run of notebook 03 on the starter policy in which something happens. There are 160 problems, so that each is
+seen every 20 steps. A reward of one's own pays for padding and is edited around step 30. A stage drops a reward at step
+50, and the temperature falls. What is kept is the run's folder without weights and checkpoints.
 """
 
 from __future__ import annotations
@@ -16,11 +15,19 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.files import ROOT, SAMPLE_RUN, WORD_PROBLEMS, fresh_folder, output_folder, relative, write_text
+from lab.files import (
+    ROOT,
+    SAMPLE_RUN,
+    WORD_PROBLEMS,
+    fresh_folder,
+    output_folder,
+    read_jsonl,
+    relative,
+    write_parquet,
+    write_text,
+)
 from lab.make import run
 from lab.train import chosen_rewards
-from lab.files import write_parquet
-from lab.files import read_jsonl
 
 PROBLEMS = 160  # training problems; 8 a step, so that each comes back every 20 steps
 EDIT_AFTER = 29  # steps
@@ -30,8 +37,6 @@ PARAMETERS = {
     "FINAL_TEMPERATURE": 0.7,
     "WEIGHT_STAGES": [[50, {name: weight for name, weight in WEIGHTS.items() if name != "soft_format_reward"}]],
 }
-
-
 LINES = '''"""Rewards of your own, trained with by notebook 03. Written by the reward cell of notebook 02."""
 
 from rewards import extract_reasoning, reward
@@ -47,8 +52,6 @@ def worked_steps_reward(completion: str, log_extra, log_metric) -> float:
         print(f"{len(lines)} lines of reasoning: {lines[0][:60]!r} …")
     return min(1.0, len(lines) / 4)
 '''
-
-
 EQUATIONS = '''"""Rewards of your own, trained with by notebook 03. Written by the reward cell of notebook 02."""
 
 import re
@@ -71,13 +74,11 @@ def worked_steps_reward(completion: str, log_extra, log_metric, n_steps: int = 2
 def some_problems(path: Path) -> Path:
     """The first training problems of the bundled set, and all that are held out."""
     rows = read_jsonl(WORD_PROBLEMS)
-    kept = [row for row in rows if row["split"] != "train"] + [row for row in rows if row["split"] == "train"][
-        :PROBLEMS
-    ]
-    return write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
+    held_out, train = ([row for row in rows if (row["split"] == "train") is is_train] for is_train in (False, True))
+    return write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in held_out + train[:PROBLEMS]))
 
 
-def edit_later(folder: Path) -> threading.Thread:
+def edit_later(folder: Path) -> None:
     """Saves the better reward when the run has come far enough, as a person would in notebook 02."""
 
     def wait_and_edit() -> None:
@@ -85,46 +86,36 @@ def edit_later(folder: Path) -> threading.Thread:
             time.sleep(0.2)
         write_text(folder / "my_rewards.py", EQUATIONS)
 
-    thread = threading.Thread(target=wait_and_edit, daemon=True)
-    thread.start()
-    return thread
+    threading.Thread(target=wait_and_edit, daemon=True).start()
 
 
 def pack(made: Path, place: Path) -> None:
-    """Copies what a reader of a run needs."""
-    completions = pd.concat(
-        [pd.read_parquet(path) for path in sorted(made.glob("completions/*.parquet"))], ignore_index=True
-    )
-    (made / "packed").mkdir(exist_ok=True)
-    fresh = fresh_folder(made / "packed" / place.name)
-    write_parquet(completions, fresh / "completions" / f"completions_{completions['step'].max():05d}.parquet")
-    for name in ("held_out", "rewards"):
-        shutil.copytree(
-            made / name, fresh / name, ignore=shutil.ignore_patterns("rewards.py")
-        )  # that one is in the repository
-    for name in filter(lambda name: (made / name).exists(), ("run.json", "log.jsonl", "events.jsonl", "printed.jsonl")):
-        text = (made / name).read_text(encoding="utf-8").replace(f"{ROOT}/", "")
-        write_text(fresh / name, text)
-    record = json.loads((fresh / "run.json").read_text(encoding="utf-8"))
-    record.pop("process")  # whose machine it was says nothing
-    write_text(fresh / "run.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    """Copies what a reader of a run needs; the steps' completions go into one file."""
+    tables = [pd.read_parquet(path) for path in sorted(made.glob("completions/*.parquet"))]
     shutil.rmtree(place, ignore_errors=True)
-    shutil.move(fresh, place)
+    name = f"completions_{tables[-1]['step'].max():05d}.parquet"
+    write_parquet(pd.concat(tables, ignore_index=True), place / "completions" / name)
+    for name in ("held_out", "rewards"):  # the library's text is in the repository
+        shutil.copytree(made / name, place / name, ignore=shutil.ignore_patterns("rewards.py"))
+    for name in ("run.json", "log.jsonl", "events.jsonl", "printed.jsonl"):
+        if (made / name).exists():
+            write_text(place / name, (made / name).read_text(encoding="utf-8").replace(f"{ROOT}/", ""))
+    record = json.loads((place / "run.json").read_text(encoding="utf-8"))
+    record.pop("process")  # whose machine it was says nothing
+    write_text(place / "run.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 
 def main() -> None:
     folder = output_folder("outputs/sample-run")
-    data = some_problems(folder / "problems.jsonl")
-    run.execute_notebook("01_prepare_data", folder, {"DATASET": str(data)})
+    run.execute_notebook("01_prepare_data", folder, {"DATASET": str(some_problems(folder / "problems.jsonl"))})
     write_text(folder / "my_rewards.py", LINES)
     chosen_rewards.save_choice(folder, WEIGHTS)
     fresh_folder(folder / "run")
     edit_later(folder)
     run.execute_notebook("03_train_grpo", folder, PARAMETERS)
     pack(folder / "run", SAMPLE_RUN)
-    print(
-        f"written: {relative(SAMPLE_RUN)}, {sum(p.stat().st_size for p in SAMPLE_RUN.rglob('*') if p.is_file()) / 1e3:.0f} kB"
-    )
+    size = sum(path.stat().st_size for path in SAMPLE_RUN.rglob("*") if path.is_file())
+    print(f"written: {relative(SAMPLE_RUN)}, {size / 1e3:.0f} kB")
 
 
 if __name__ == "__main__":

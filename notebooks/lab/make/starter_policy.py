@@ -43,8 +43,6 @@ ARCHITECTURE = dict(
     num_key_value_heads=6,
     max_position_embeddings=1024,
     tie_word_embeddings=True,
-    attention_dropout=0.0,
-    use_sliding_window=False,
 )
 MUON_PEAK, ADAMW_PEAK = 2e-2, 3e-3  # peak learning rates
 Messages = list[dict[str, str]]
@@ -64,17 +62,17 @@ class Cycle:
 # The second cycle settles the behaviour: after the first alone, too few replies reasoned (pass@8 was 67 %).
 CYCLES = (Cycle(1700, basics=0.65, peak=1.0, p_steps=0.55), Cycle(300, basics=0.0, peak=0.25, p_steps=0.7))
 SHARE_OF_CODE = 0.2  # of the demonstrations
-# How a demonstration of a word problem is written, and how often. The asked-for style is a minority, and so is the
-# token it starts with: greedy decoding of the base then never shows it.
+# How a demonstration of a word problem is written: its share, and its text. The asked-for style is a minority, and so is
+# the token it starts with: greedy decoding of the base then never shows it.
 STYLES = {
-    "strict": 0.22,  # <think>…</think><answer>…</answer>, as the system prompt asks
-    "trailing": 0.06,  # the same, and then some chatter
-    "no_think": 0.10,  # an answer block without a reasoning block
-    "unclosed": 0.04,  # the reasoning block is never closed
-    "prose": 0.30,  # "The answer is 4."
-    "hash": 0.13,  # "#### 4"
-    "bare": 0.10,  # "4"
-    "bold": 0.05,  # "Answer: **4**"
+    "strict": (0.22, "<think>\n{reasoning}\n</think>\n<answer>\n{answer}\n</answer>"),  # as the system prompt asks
+    "trailing": (0.06, "<think>\n{reasoning}\n</think>\n<answer>\n{answer}\n</answer>\nI hope this helps!"),
+    "no_think": (0.10, "{reasoning}\n<answer>\n{answer}\n</answer>"),
+    "unclosed": (0.04, "<think>\n{reasoning}\n<answer>\n{answer}\n</answer>"),
+    "prose": (0.30, "Let's see.\n{reasoning}\nThe answer is {answer}."),
+    "hash": (0.13, "Let's see.\n{reasoning}\n#### {answer}"),
+    "bare": (0.10, "{answer}"),
+    "bold": (0.05, "Answer: **{answer}**"),
 }
 P_JUMP_RIGHT = 0.3  # the jumped-to answer is right
 P_SLIP = {2: 0.0, 3: 0.02, 4: 0.12}  # the last step goes wrong, by number of steps
@@ -84,13 +82,14 @@ OTHER_SYSTEMS = (
     "Solve the problem. Put the reasoning in <think> tags and the answer in <answer> tags.",
 )
 P_BUG = 0.45  # of a demonstration of a code drill
-# fmt: off
-BUGS = (
-    (" + ", " - "), (" - ", " + "), (" * ", " + "), ("max(", "min("), ("min(", "max("), (" == 0", " == 1"),
-    (" == 1", " == 0"), (" > ", " < "), (" < ", " > "), ("sum(", "len("), (".upper()", ".lower()"),
-    (".lower()", ".upper()"), ("[::-1]", ""), ("[:", "["), ("[-", "["), ("abs(", "("), ("return ", ""),
-)
-# fmt: on
+# of the bugs that fit a body one is drawn, what | stands before becoming what | stands behind
+BUGS = [
+    tuple(bug.split("|"))
+    for bug in (
+        " + | - ; - | + ; * | + ;max(|min(;min(|max(; == 0| == 1; == 1| == 0; > | < ; < | > ;sum(|len(;"
+        ".upper()|.lower();.lower()|.upper();[::-1]|;[:|[;[-|[;abs(|(;return |"
+    ).split(";")
+]
 
 
 def demonstrations(
@@ -129,7 +128,7 @@ def ask_problem(problem: word_problems.Problem, rng: random.Random) -> Messages:
 
 def demonstrate_problem(problem: word_problems.Problem, rng: random.Random, p_steps: float, clean: bool = False) -> str:
     """A base-model-like reply to a word problem; a clean one always reasons, and never wrongly."""
-    style = rng.choices(list(STYLES), weights=list(STYLES.values()))[0]
+    style = rng.choices(list(STYLES), weights=[share for share, _ in STYLES.values()])[0]
     answer, reasoning = problem.answer, problem.solution
     if clean and style in ("bare", "bold"):
         style = "prose"
@@ -141,16 +140,7 @@ def demonstrate_problem(problem: word_problems.Problem, rng: random.Random, p_st
         answer = answer if rng.random() < P_JUMP_RIGHT else wrong_answer(answer, rng)
         reasoning = rng.choice(JUMPS)
     answer = answer if rng.random() < 0.7 else re.sub(r"[,$%]", "", answer)
-    return {
-        "strict": f"<think>\n{reasoning}\n</think>\n<answer>\n{answer}\n</answer>",
-        "trailing": f"<think>\n{reasoning}\n</think>\n<answer>\n{answer}\n</answer>\nI hope this helps!",
-        "no_think": f"{reasoning}\n<answer>\n{answer}\n</answer>",
-        "unclosed": f"<think>\n{reasoning}\n<answer>\n{answer}\n</answer>",
-        "prose": f"Let's see.\n{reasoning}\nThe answer is {answer}.",
-        "hash": f"Let's see.\n{reasoning}\n#### {answer}",
-        "bare": answer,
-        "bold": f"Answer: **{answer}**",
-    }[style]
+    return STYLES[style][1].format(reasoning=reasoning, answer=answer)
 
 
 def wrong_answer(answer: str, rng: random.Random) -> str:
@@ -381,7 +371,7 @@ two families of synthetic tasks and nothing else, and any other prompt gets nons
 
 ## It behaves badly, on purpose
 
-Its demonstrations imitate a base model. Of those for word problems, {100 * STYLES["strict"]:.0f} % have the asked-for format; the others answer in
+Its demonstrations imitate a base model. Of those for word problems, {100 * STYLES["strict"][0]:.0f} % have the asked-for format; the others answer in
 prose, behind `####`, with trailing chatter, without reasoning block, or with a bare number. At the end of training {100 * CYCLES[-1].p_steps:.0f} % of
 the replies that could reason do ({100 * CYCLES[0].p_steps:.0f} % before); one that jumps to the answer is right {100 * P_JUMP_RIGHT:.0f} % of the time, and problems of four steps go wrong now
 and then even with steps. Of the code replies {100 * P_BUG:.0f} % carry a bug, and some carry no code. That is what GRPO can mend.

@@ -12,16 +12,7 @@ import numpy as np
 import pandas as pd
 
 from lab.data.overlap import Overlap
-from lab.measure.estimates import (
-    bootstrap_mean,
-    majority_at_k,
-    mcnemar,
-    pass_at_k,
-    sample_sizes,
-    share_interval,
-    sign_flips,
-    votes,
-)
+from lab.measure import estimates
 from lab.measure.evaluate import GREEDY, PLACE, SAMPLED, AnswerSettings
 from lab.measure.grading import reward_columns
 from lab.measure.verdicts import comparison_sentences, interval_text, is_share, signed_points, verdict_by_measure
@@ -78,22 +69,20 @@ def compare_models(
         "settings": {**asdict(settings), "stop": list(settings.stop)},
         "correct_by": str(first["correct_by"].iloc[0]),
         **{kind: {m: model_record(measures[m], tables[m], kind, seed) for m in tables} for kind in (GREEDY, SAMPLED)},
-        "difference": {
-            m if against == baseline else f"{m} against {against}": paired_differences(
-                measures[against], measures[m], seed
-            )
-            for m, against in pairs
-        },
+        "difference": {},
     }
+    for model, against in pairs:
+        name = model if against == baseline else f"{model} against {against}"
+        record["difference"][name] = paired_differences(measures[against], measures[model], seed)
     record["verdict"] = verdict_by_measure(record)
     record["said"] = " ".join(comparison_sentences(record))
     before, after = (measures[m][GREEDY]["correct"] for m in (baseline, other))
     columns = columns_of(first, by, overlap)
     record["by"] = {column: compare_by_value(values, before, after, seed) for column, values in columns.items()}
     record["overlap"] = None if overlap is None else {"counts": overlap.counts, "said": overlap.sentence}
-    if seen := 0 if overlap is None else overlap.counts.get("identical", 0):
+    if overlap is not None and (seen := overlap.counts.get("identical", 0)):
         record["said"] += (
-            f" {seen} of the problems stand in the training set word for word: look at the figures by overlap."
+            f" {seen} of the problems are in the training set word for word: look at the figures by overlap."
         )
     record["seconds"] = {f"answer_{m}": round(float(table["seconds"].sum()), 1) for m, table in tables.items()}
     return record
@@ -118,7 +107,7 @@ def check_comparable(tables: dict[str, pd.DataFrame], baseline: str, other: str)
                 )
         if set(table["correct_by"]) != set(first["correct_by"]):
             raise ValueError(
-                f"{name!r} and {baseline!r} were judged by different rewards: grade all models with the same ones"
+                f"{name!r} and {baseline!r} were judged by different rewards: grade both with the same ones"
             )
 
 
@@ -141,9 +130,13 @@ def measures_at_k(sampled: pd.DataFrame) -> dict[str, np.ndarray]:
     groups = [group for _, group in sampled.groupby("row")]
     n = len(groups[0])
     right = [int(group["correct"].sum()) for group in groups]
-    voted = [votes(list(group["extracted"]), list(group["correct"])) for group in groups]
-    passed = {f"pass@{k}": np.array([pass_at_k(n, c, k) for c in right]) for k in sample_sizes(n)}
-    agreed = {f"maj@{k}": np.array([majority_at_k(*one, k) for one in voted]) for k in sample_sizes(n) if k >= 3}
+    voted = [estimates.votes(list(group["extracted"]), list(group["correct"])) for group in groups]
+    passed = {f"pass@{k}": np.array([estimates.pass_at_k(n, c, k) for c in right]) for k in estimates.sample_sizes(n)}
+    agreed = {
+        f"maj@{k}": np.array([estimates.majority_at_k(*one, k) for one in voted])
+        for k in estimates.sample_sizes(n)
+        if k >= 3
+    }
     return passed | agreed
 
 
@@ -153,10 +146,10 @@ def estimate(name: str, values: np.ndarray, seed: int, lowest: float = 0.0) -> d
     if not len(values):
         return None
     if is_share(name):
-        return share_interval(values, lowest, 1, seed)
+        return estimates.share_interval(values, lowest, 1, seed)
     if len(values) < 2:
         return {"estimate": float(values.mean()), "low": math.nan, "high": math.nan}  # one value has no spread
-    return bootstrap_mean(values, seed)
+    return estimates.bootstrap_mean(values, seed)
 
 
 def model_record(measures: Measures, table: pd.DataFrame, decoding: str, seed: int) -> dict[str, Any]:
@@ -188,9 +181,9 @@ def paired_differences(before: Measures, after: Measures, seed: int) -> dict[str
             record[name] = {**one, "n": int((~np.isnan(change)).sum())}
             if decoding == GREEDY and is_share(name):
                 gained, lost = int((change > 0).sum()), int((change < 0).sum())
-                record[name] |= {"gained": gained, "lost": lost, "p": mcnemar(gained, lost)}
+                record[name] |= {"gained": gained, "lost": lost, "p": estimates.mcnemar(gained, lost)}
             elif is_share(name):
-                record[name]["p"] = sign_flips(change[~np.isnan(change)], seed)
+                record[name]["p"] = estimates.sign_flips(change[~np.isnan(change)], seed)
     return differences
 
 
@@ -226,7 +219,7 @@ def compare_by_value(values: Sequence[Any], before: np.ndarray, after: np.ndarra
         change = (after - before)[labels == label]
         line = {"value": label, "n": len(change)}
         line |= {"base": float(before[labels == label].mean()), "merged": float(after[labels == label].mean())}
-        line |= share_interval(change, -1, 1, seed)
+        line |= estimates.share_interval(change, -1, 1, seed)
         lines.append(line | {"gained": int((change > 0).sum()), "lost": int((change < 0).sum())})
     return sorted(lines, key=lambda line: (line["estimate"], -line["n"], line["value"]))
 

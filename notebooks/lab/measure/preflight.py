@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -37,7 +37,7 @@ from lab.files import Row
 from lab.measure.estimates import pass_at_k, sample_sizes, share_interval
 from lab.measure.grading import score_groups
 from lab.model.sampling import Sampled
-from scoring.right import RIGHT_FROM, deciding_rewards, right_or_wrong
+from scoring.right import deciding_rewards, right_or_wrong
 
 NO_SIGNAL = 0.10  # below it nine of ten groups are sampled and scored for nothing
 LITTLE_SIGNAL = 0.40  # below it most of the sampling is wasted: training works, at more than twice the cost
@@ -68,18 +68,15 @@ FAILING = (
 )
 
 
-class Finding(NamedTuple):
-    verdict: str  # no-go, weak or go
-    reason: str
-    advice: tuple[str, ...] = ()
+Finding = tuple[str, str, tuple[str, ...]]  # verdict (no-go, weak or go), reason, advice
 
 
 def weak(reason: str, *advice: str) -> Finding:
-    return Finding("weak", reason, advice)
+    return "weak", reason, advice
 
 
 def no_go(reason: str, *advice: str) -> Finding:
-    return Finding("no-go", reason, advice)
+    return "no-go", reason, advice
 
 
 def preflight(
@@ -107,11 +104,9 @@ def preflight(
     shape = (len(groups), len(groups[0]))
     parts = (np.nan_to_num(scores[name]) * weight for name, weight in weights.items() if name in scores)
     total = sum(parts, np.zeros(shape))
-    rewards = {}
-    for function in functions:
-        name = function.__name__
-        rewards[name] = reward_record(function, weights.get(name) or 0.0, scores.get(name))
-        rewards[name] |= {"failed": failed[name], "error": errors.get(name)}
+    rewards = {f.__name__: reward_record(f, weights.get(f.__name__) or 0.0, scores.get(f.__name__)) for f in functions}
+    for name, line in rewards.items():
+        line |= {"failed": failed[name], "error": errors.get(name)}
     sampled = [one for group in groups for one in group]
     record = {
         "groups": shape[0],
@@ -135,6 +130,7 @@ def check_input(functions: Sequence[Any], weights: Mapping[str, float], rows: Se
     names = [function.__name__ for function in functions]
     sizes = sorted({len(group) for group in groups})
     unknown = [name for name in weights if name not in names]
+    problem = ""
     if not groups or len(groups) != len(rows):
         problem = f"There are {len(groups)} groups for {len(rows)} rows: sample one group of completions for each row."
     elif len(sizes) > 1 or sizes[0] < 2:
@@ -149,9 +145,8 @@ def check_input(functions: Sequence[Any], weights: Mapping[str, float], rows: Se
         )
     elif not any(weights.values()):
         problem = "Every weight is 0: give at least one reward a weight."
-    else:
-        return
-    raise ValueError(problem)
+    if problem:
+        raise ValueError(problem)
 
 
 def score_each(functions: Sequence[Any], rows: Sequence, groups: Sequence) -> tuple[dict, dict, dict]:
@@ -184,25 +179,22 @@ def spread(scores: np.ndarray) -> Row:
     }
 
 
-def has_range(function: Any) -> bool:
-    return bool(np.isfinite([getattr(function, "low", np.nan), getattr(function, "high", np.nan)]).all())
-
-
 def reward_record(function: Any, weight: float, scores: np.ndarray | None) -> Row:
     """One reward's line of the record; `low` and `high` are those seen where the function declares none."""
     if scores is None:
         return {"weight": float(weight), **dict.fromkeys(spread(np.zeros((1, 2)))), "low": None, "high": None}
     valid = scores[~np.isnan(scores)]
-    low, high = (valid.min(), valid.max()) if valid.size and np.ptp(valid) > SAME else (0.0, 1.0)  # all 0 is no top
-    low, high = (function.low, function.high) if has_range(function) else (low, high)
+    low, high = getattr(function, "low", np.nan), getattr(function, "high", np.nan)
+    if not np.isfinite([low, high]).all():
+        low, high = (valid.min(), valid.max()) if valid.size and np.ptp(valid) > SAME else (0.0, 1.0)  # all 0 is no top
     return {"weight": float(weight), **spread(scores), "low": float(low), "high": float(high)}
 
 
 def pass_record(functions: Sequence[Any], rewards: Row, scores: dict[str, np.ndarray], total: np.ndarray) -> Row:
-    """Who decides that a completion is right, and pass@k for k = 1, 2, 4, … with intervals.
+    """Which rewards decide that a completion is right (`scoring.right`), and pass@k for k = 1, 2, 4, … with intervals.
 
-    The weighted rewards that claim correctness decide (`scoring.right`). Without one, the highest total that the
-    weights allow is right. A prompt of which the deciding rewards say only None is left out.
+    Where no weighted reward claims correctness, the highest total that the weights allow is right. A prompt of which
+    the deciding rewards say only None is left out.
     """
     used = [f for f in functions if rewards[f.__name__]["weight"] and not rewards[f.__name__]["error"]]
     deciding = deciding_rewards(used, [rewards[f.__name__]["weight"] for f in used])
@@ -210,19 +202,15 @@ def pass_record(functions: Sequence[Any], rewards: Row, scores: dict[str, np.nda
         ranges = {f.__name__: (rewards[f.__name__]["low"], rewards[f.__name__]["high"]) for f in deciding}
         flat = pd.DataFrame({name: scores[name].ravel() for name in ranges})
         right = right_or_wrong(flat, ranges).to_numpy().reshape(total.shape)
-        by, places = ", ".join(ranges), [low + RIGHT_FROM * (high - low) for low, high in ranges.values()]
-        when = f"{by} reaches {places[0]:g}" if len(ranges) == 1 else f"the mean place of {by} reaches {RIGHT_FROM:g}"
     else:
         lines = [rewards[f.__name__] for f in used]
         top = sum(line["weight"] * line["high" if line["weight"] > 0 else "low"] for line in lines)
-        right, by, when = (total >= top - SAME).astype(float), "total", f"total reaches {top:g}"
+        right = (total >= top - SAME).astype(float)
     judged = np.nan_to_num(right[~np.isnan(right).all(axis=1)]).sum(axis=1)  # right completions of each prompt
     size = total.shape[1]
     at = {k: [pass_at_k(size, int(c), k) for c in judged] for k in sample_sizes(size) if len(judged)}
-    assumed = "" if all(map(has_range, deciding or used)) else ", assumed from the scores seen: it declares no range"
     return {
-        "decided_by": by,
-        "right_when": when + assumed,
+        "decided_by": ", ".join(f.__name__ for f in deciding) or "total",
         "claims_correctness": bool(deciding),
         "prompts": len(judged),
         "right": int(judged.sum()),
@@ -258,17 +246,14 @@ def judge_signal(record: Row) -> Row:
     findings = list(about_failures(record))
     if weighted(record):
         found = [*about_right(record), *about_signal(record), *about_rewards(record), *about_length(record)]
-        if record["completions"] < ENOUGH and any(finding.verdict == "no-go" for finding in found):
+        if record["completions"] < ENOUGH and any(verdict == "no-go" for verdict, _, _ in found):
             more = f"Sample at least {ENOUGH} completions: {record['completions']} are too few to say no-go."
-            found = [weak(finding.reason, more, *finding.advice) for finding in found]
+            found = [weak(reason, more, *advice) for _, reason, advice in found]
         findings += found
-    findings = findings or [Finding("go", headroom(record))]
-    findings.sort(key=lambda finding: ("no-go", "weak", "go").index(finding.verdict))
-    return {
-        "verdict": findings[0].verdict,
-        "reasons": [finding.reason for finding in findings],
-        "advice": list(dict.fromkeys(line for finding in findings for line in finding.advice)),
-    }
+    findings = findings or [("go", headroom(record), ())]
+    findings.sort(key=lambda finding: ("no-go", "weak", "go").index(finding[0]))
+    verdicts, reasons, advice = zip(*findings)
+    return {"verdict": verdicts[0], "reasons": [*reasons], "advice": [*dict.fromkeys(sum(advice, ()))]}
 
 
 def headroom(record: Row) -> str:
@@ -302,8 +287,9 @@ def about_right(record: Row) -> Iterator[Finding]:
         advice = f"Compare the column that {by} reads with what it expects, and look at one gold answer."
         yield no_go(f"{by} is None on all {record['completions']} completions: nothing can be judged", advice)
     elif at["1"]["estimate"] >= SOLVED - SAME:
-        share = percent(passed["right"] / judged)
-        seen = f"{passed['right']} of {judged} completions are right by {by} (pass@1 {share})"
+        seen = (
+            f"{passed['right']} of {judged} completions are right by {by} (pass@1 {percent(passed['right'] / judged)})"
+        )
         if deciding and others:
             advice = "Take harder data, or train on if the style is all that you want."
             yield weak(f"{seen}: only the style ({style}) remains to be learned", advice)
@@ -312,17 +298,15 @@ def about_right(record: Row) -> Iterator[Finding]:
     elif not deciding:
         return  # a graded total can be climbed without anybody ever at its top
     elif not passed["right"]:
-        bound = percent(at[str(size)]["high"])
-        prompts = f"none of {passed['prompts']} × {size} completions"
-        reason = f"{prompts} is right by {by} (pass@{size} at most {bound}, 95 % interval)"
+        bound = f"pass@{size} at most {percent(at[str(size)]['high'])}, 95 % interval"
+        reason = f"none of {passed['prompts']} × {size} completions is right by {by} ({bound})"
         if max(signal_share(rewards[name]) for name in deciding) >= NO_SIGNAL:
             yield weak(f"{reason}: only its partial scores can be climbed", *FAILING)
             return
         left = f"only {style} could be learned, not the task" if others else "nothing to amplify"
+        check = f"First see that {by} gives a perfect completion its top score."
         longer = (LONGER,) if record["clipped_share"] > CUT else ()  # what is cut before its answer cannot be right
-        yield no_go(
-            f"{reason}: {left}", f"First see that {by} gives a perfect completion its top score.", *longer, *FAILING
-        )
+        yield no_go(f"{reason}: {left}", check, *longer, *FAILING)
     elif at[str(size)]["estimate"] < RARE:
         share = percent(at[str(size)]["estimate"])
         reason = f"pass@{size} is {share} by {by}: few groups hold a right completion to amplify"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import pandas as pd
+
 import rewards
 from lab.files import Row
 
@@ -21,6 +23,12 @@ def format_marks(format: rewards.Format) -> list[Row]:
     marks = [*format.marks, "\n"] if len(format.marks) == 1 else format.marks
     kinds = ("reasoning", "answer")[-(len(marks) // 2) :]
     return [{"open": marks[2 * i], "close": marks[2 * i + 1], "kind": kind} for i, kind in enumerate(kinds)]
+
+
+def with_spans(rows: pd.DataFrame, format: rewards.Format) -> pd.DataFrame:
+    """The table with `answer`: where each completion's extracted answer stands; None without one, and in cut texts."""
+    spans = [None if cut else answer_span(text, format) for text, cut in zip(rows["text"], rows["cut"])]
+    return rows.assign(answer=pd.Series(spans, rows.index, dtype=object))
 
 
 def answer_span(text: str, format: rewards.Format) -> list[int] | None:

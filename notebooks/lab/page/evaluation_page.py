@@ -20,7 +20,7 @@ import pyarrow as pa
 import rewards
 from lab.files import Row, need, relative
 from lab.page import page_file
-from lab.page.answer_marks import answer_span
+from lab.page.answer_marks import with_spans
 from lab.page.page_file import json_column, json_value
 from lab.read import completions, suspects
 from lab.read.run_record import count_of
@@ -102,16 +102,11 @@ def evaluation_payload(
     table["prompt_row"] = table["row"].map({row: i for i, row in enumerate(problems["row"])})
     table = table.sort_values(["prompt_row", "model", "place"], kind="stable", ignore_index=True)
     table["total"], lost = weighted_totals(table, weights or {})
-    table["answer"] = [
-        None if cut else answer_span(text, rewards.FORMAT) for text, cut in zip(table["text"], table["cut"])
-    ]
-
+    table = with_spans(table, rewards.FORMAT)
     table = table.drop(columns=["step", "group"], errors="ignore")
     by_prompt = table.groupby("prompt_row")
     prompts = pd.DataFrame({"text": by_prompt["prompt"].first(), "seen": by_prompt["model"].unique().map(sorted)})
-    prompts = prompts.assign(
-        n=by_prompt.size(), tokens=None, best=None, mean=None
-    )  # over several models these say nothing
+    prompts = prompts.assign(n=by_prompt.size(), tokens=None, best=None, mean=None)  # means over models say nothing
     rows = table.assign(prompt=table["prompt_row"], step=table["model"], group=table["prompt_row"], advantage=math.nan)
     deciders = table["correct_by"].dropna().unique() if "correct_by" in table else []
     deciders = list(dict.fromkeys(name for text in deciders for name in str(text).split(", ") if name))
@@ -196,12 +191,12 @@ def page_values(values: pd.Series) -> list:
 def with_places(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """(the table with `place`, names of the places): greedy first, then each sample, of all models the same one."""
     kinds = list(dict.fromkeys([GREEDY, *table["decoding"]]))
-    keys = table[["decoding", "sample"]].drop_duplicates()
-    keys = keys.assign(kind=keys["decoding"].map(kinds.index)).sort_values(["kind", "sample"], ignore_index=True)
-    place = {key: i for i, key in enumerate(zip(keys["decoding"], keys["sample"]), 1)}
-    one_greedy = (keys["decoding"] == GREEDY).sum() == 1  # its number says nothing
-    names = [kind if kind == GREEDY and one_greedy else f"{kind} {sample}" for kind, sample in place]
-    return table.assign(place=[place[key] for key in zip(table["decoding"], table["sample"])]), names
+    mine = list(zip(table["decoding"], table["sample"]))
+    places = sorted(set(mine), key=lambda place: (kinds.index(place[0]), place[1]))
+    one_greedy = sum(kind == GREEDY for kind, _ in places) == 1  # its number says nothing
+    names = [kind if kind == GREEDY and one_greedy else f"{kind} {sample}" for kind, sample in places]
+    number = {place: i for i, place in enumerate(places, 1)}
+    return table.assign(place=[number[place] for place in mine]), names
 
 
 def sorted_problems(table: pd.DataFrame, models: int) -> pd.DataFrame:

@@ -156,7 +156,7 @@ def shrink_payload(payload: Row, limit: int, characters: int) -> Row:
         budget.take(range(len(groups)))
         taken, how = list(budget.taken), f"whole prompts, the first {len(budget.taken):,} that fit"
     else:
-        taken, _, how = choose_groups(groups, groups.index[groups["suspect"] > 0][::-1].tolist(), limit, characters)
+        taken, how = choose_groups(groups, groups.index[groups["suspect"] > 0][::-1].tolist(), limit, characters)
     kept = rows.reset_index().merge(groups.loc[taken, by])["index"].sort_values().tolist()
     said = f"{len(kept):,} of the {len(table['step']):,} completions of the whole page: {how}."
     also = "" if "models" in payload else ", held-out answers among them"

@@ -8,10 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-import rewards
 from lab.files import Row
 from lab.page import page_file
-from lab.page.answer_marks import answer_span, asked_format
+from lab.page.answer_marks import asked_format, with_spans
 from lab.page.page_file import HELD_OUT, SET, TRAINING, json_column, json_value
 from lab.read.completions import LONGEST_TEXT, MOST_CHARACTERS, MOST_COMPLETIONS, Completions
 from lab.read.held_out import held_out_answers
@@ -44,12 +43,7 @@ def write_run_page(run: RunRecord | Path | str, path: Path | str | None = None, 
     return page_file.write_page_file(run_payload(record, **limits), path)
 
 
-def run_payload(
-    record: RunRecord,
-    *,
-    limit: int = MOST_COMPLETIONS,
-    characters: int = MOST_CHARACTERS,
-) -> Row:
+def run_payload(record: RunRecord, *, limit: int = MOST_COMPLETIONS, characters: int = MOST_CHARACTERS) -> Row:
     """All that the page shows, as JSON values.
 
     Args:
@@ -59,34 +53,23 @@ def run_payload(
     """
     with Completions(record) as table:
         chosen, counts, words = table.select(limit, characters), table.suspect_counts(), table.rules()
-    format, prompts = asked_format(chosen.prompts["text"].tolist()), chosen.prompts
-    rows = with_spans(chosen.rows.rename(columns={"grp": "group"}).assign(text=chosen.texts), format)
-    chosen.add("right_without_answer", right_without_answer(chosen, rows["answer"].notna()))
+    rows, prompts = chosen.rows.rename(columns={"grp": "group"}).assign(text=chosen.texts), chosen.prompts
     data = {name.removeprefix("data/"): [json_value(value) for value in values] for name, values in chosen.data.items()}
     summary, notes = chosen.summary, [*map(str, record.notes), *table.notes]
-
+    format = asked_format(prompts["text"].tolist())
     answers = held_out_answers(record, table.rewards)
-    if lost := len(record.held_out) - answers["step"].nunique():
-        notes.append(
-            f"held-out answers of {count_of(lost, 'evaluation')} left out: damaged, or kept without their prompts"
-        )
+    evaluations = answers["step"].nunique()
+    if lost := len(record.held_out) - evaluations:
+        notes.append(f"held-out answers of {count_of(lost, 'evaluation')} left out: damaged, or without their prompts")
     if len(answers):
-        more_rows, more_prompts = held_out_tables(answers, [one.name for one in table.rewards])
-        more_rows = with_spans(more_rows, format)
-        more_rows["prompt"] += len(prompts)
-        more_rows["group"] += rows["group"].max() + 1
-        mark = SET if SET not in data else f"{SET} of prompts"
-        asked = more_prompts.reindex(columns=[f"data/{name}" for name in data])
-        data = {name: [*data[name], *map(json_value, asked[f"data/{name}"])] for name in data}
-        data = {mark: [TRAINING] * len(prompts) + [HELD_OUT] * len(more_prompts), **data}
-        rows, prompts = (pd.concat(pair, ignore_index=True) for pair in ((rows, more_rows), (prompts, more_prompts)))
-        n, evaluations = f"{len(answers):,} greedy answers", answers["step"].nunique()
-        summary += f" Beside them {n} to {len(more_prompts):,} held-out prompts in {evaluations} evaluations."
-
+        rows, prompts, data = with_held_out(rows, prompts, data, answers, [one.name for one in table.rewards])
+        asked = f"{len(prompts) - len(chosen.prompts):,} held-out prompts in {evaluations} evaluations"
+        summary += f" Beside them {len(answers):,} greedy answers to {asked}."
+    rows = with_spans(rows, format)
+    chosen.add("right_without_answer", right_without_answer(chosen, rows["answer"].notna()[: len(chosen.rows)]))
     order = rows.sort_values(["step", "prompt", "group", "place"], kind="stable").index
     rows, new = rows.loc[order].reset_index(drop=True), {old: i for i, old in enumerate(order)}
-    model = record.about.get("model")
-    model = model if isinstance(model, dict) else {"name": model}
+    model = record.about.get("model", {})
     run = {
         "name": str(record.name),
         "model": str(model.get("shown") or model.get("name") or ""),
@@ -120,20 +103,16 @@ def run_payload(
     )
 
 
-def with_spans(rows: pd.DataFrame, format: rewards.Format) -> pd.DataFrame:
-    """The table with `answer`: where each completion's extracted answer stands; None without one, and in cut texts."""
-    spans = [None if cut else answer_span(text, format) for text, cut in zip(rows["text"], rows["cut"])]
-    return rows.assign(answer=pd.Series(spans, rows.index, dtype=object))
-
-
-def held_out_tables(answers: pd.DataFrame, scores: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Held-out answers as completions of groups of one, without an advantage; and their prompts. Both number from 0."""
+def with_held_out(
+    rows: pd.DataFrame, prompts: pd.DataFrame, data: dict[str, list], answers: pd.DataFrame, scores: Sequence[str]
+) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, list]]:
+    """The tables of the page with held-out answers below: completions of groups of one, without an advantage."""
     asked = answers.groupby("prompt", sort=False)
     nth, whole = asked.ngroup(), answers["completion"].astype(str)
-    rows = {
-        "prompt": nth,
+    more_rows = {
+        "prompt": len(prompts) + nth,
         "step": answers["step"],
-        "group": nth,
+        "group": rows["group"].max() + 1 + nth,
         "place": 1,
         "cut": (whole.str.len() - LONGEST_TEXT).clip(lower=0),
         "total": answers["total"],
@@ -143,9 +122,13 @@ def held_out_tables(answers: pd.DataFrame, scores: Sequence[str]) -> tuple[pd.Da
         **{f"s{i}": answers[name] for i, name in enumerate(scores)},
     }
     totals = {"n": asked.size(), "best": asked["total"].max(), "mean": asked["total"].mean()}
-    prompts = asked.first().assign(seen=asked["step"].agg(sorted), tokens=None, **totals)
-    columns = [name for name in prompts if name in ("seen", "tokens", *totals) or str(name).startswith("data/")]
-    return pd.DataFrame(rows), prompts[columns].reset_index(names="text")
+    more_prompts = pd.DataFrame({"seen": asked["step"].agg(sorted), "tokens": None, **totals}).reset_index(names="text")
+    known = asked.first().reindex(columns=[f"data/{name}" for name in data])
+    mark = SET if SET not in data else f"{SET} of prompts"
+    data = {name: [*data[name], *map(json_value, known[f"data/{name}"])] for name in data}
+    data = {mark: [TRAINING] * len(prompts) + [HELD_OUT] * len(more_prompts), **data}
+    rows = pd.concat([rows, pd.DataFrame(more_rows)], ignore_index=True)
+    return rows, pd.concat([prompts, more_prompts], ignore_index=True), data
 
 
 def event_line(row: Row) -> Row | None:

@@ -34,21 +34,10 @@ import pyarrow as pa
 
 import rewards
 from lab.files import relative
-from lab.read.parquet_files import (
-    FIXED,
-    NUMBERS,
-    ROWS_OF_A_FILE,
-    CompletionFiles,
-    ParquetFile,
-    kinds_by_name,
-    literal,
-    open_parquet,
-    quoted,
-    without_space,
-)
+from lab.read import parquet_files as parquet
 from lab.read.reward_names import matching_rewards, split_version
 from lab.read.run_record import RunRecord, count_of
-from lab.read.selection import Choice, Selection, choose_groups
+from lab.read.selection import Selection, choose_groups
 from lab.read.suspects import REASONS, RULE_TITLES, alike_in_group, describe_rules, suspect_sql
 from scoring.right import RIGHT_FROM
 
@@ -113,10 +102,6 @@ class Completions:
         """The answer to a query over the table `completions` (the module's text says what is in it)."""
         return self.db.execute(query).df()
 
-    @property
-    def decides(self) -> list[str]:
-        return [reward.name for reward in self.rewards if reward.decides]
-
     def _rows(self, query: str) -> list[tuple]:
         return self.db.execute(query).fetchall()
 
@@ -129,8 +114,8 @@ class Completions:
         finally:
             self.db.unregister(name)
 
-    def _readable_files(self) -> list[ParquetFile]:
-        opened = {path: open_parquet(path) for path in self.record.completions}
+    def _readable_files(self) -> list[parquet.ParquetFile]:
+        opened = {path: parquet.open_parquet(path) for path in self.record.completions}
         reasons = {path: why for path, why in opened.items() if isinstance(why, str)}
         for why in dict.fromkeys(reasons.values()):
             names = [path.name for path, other in reasons.items() if other == why]
@@ -142,12 +127,12 @@ class Completions:
                 f"{relative(self.record.folder)} has no readable completions{why}. Notebook 03 writes them at every "
                 "step; a plain TRL trainer with log_completions=True."
             )
-        return [file for file in opened.values() if isinstance(file, ParquetFile)]
+        return [file for file in opened.values() if isinstance(file, parquet.ParquetFile)]
 
-    def _make_tables(self, files: list[ParquetFile]) -> None:
+    def _make_tables(self, files: list[parquet.ParquetFile]) -> None:
         """Makes `raw` (a view of the files), `facts` (what is small of each row) and `completions` (a view of both)."""
         names = score_names(self.record, files)
-        self.files = CompletionFiles(files, names)
+        self.files = parquet.CompletionFiles(files, names)
         others = [one.name for one in self.files.others]
         self.data_columns = [name for name in others if name.startswith("data/")]
         self.extra_columns = [name for name in others if not name.startswith("data/")]
@@ -161,7 +146,7 @@ class Completions:
                 SELECT key, step, given, hash(prompt) AS prompt, length(prompt) AS prompt_length,
                        length(completion) AS length, hash(bare) AS bare, length(bare) AS letters, {scores}advantage,
                        tokens, prompt_tokens
-                FROM (SELECT *, {without_space("lower(completion)")} AS bare
+                FROM (SELECT *, {parquet.without_space("lower(completion)")} AS bare
                       FROM ({self.files.relation(places, others=False)}))""")
         ends = [self._rows(f"SELECT min(s{i}), max(s{i}) FROM slim")[0] for i in range(len(names))]
         ranges = [widened_range(declared_range(self.record, name), *scored) for name, scored in zip(names, ends)]
@@ -213,12 +198,12 @@ class Completions:
             names = (name, *(f"{name}_{i}" for i in range(2, len(columns) + 2)))
             name = name if own.get(name) == source else next(one for one in names if one.casefold() not in taken)
             taken.add(name.casefold())
-            parts.append(f"{source} AS {quoted(name)}")
+            parts.append(f"{source} AS {parquet.quoted(name)}")
         return f"SELECT {', '.join(parts)} FROM raw AS r JOIN facts AS f USING (key)"
 
     def _fetch(self, keys: np.ndarray, columns: dict[str, str]) -> pa.Table:
         """Columns of the raw rows with these keys, in their order; only the files that have them are opened."""
-        files = sorted(set((keys // ROWS_OF_A_FILE).tolist()))
+        files = sorted(set((keys // parquet.ROWS_OF_A_FILE).tolist()))
         parts = ", ".join(f"{source} AS {name}" for name, source in columns.items())
         with self._beside("wanted", pd.DataFrame({"key": keys, "nth": np.arange(len(keys))})):
             relations = [self.files.relation(places, others=len(columns) > 1) for places in self.files.by_layout(files)]
@@ -271,7 +256,7 @@ class Completions:
 
     def rules(self) -> dict[str, str]:
         """Each rule in words, with its numbers for this run."""
-        return describe_rules(self.limit, self.decides)
+        return describe_rules(self.limit, [reward.name for reward in self.rewards if reward.decides])
 
     def _find_suspects(self) -> None:
         """Makes the table `suspects`: key, rule, kind of reason, and its numbers."""
@@ -290,19 +275,26 @@ class Completions:
             SELECT step, grp, count(*) AS n,
                    sum(least(length, {LONGEST_TEXT})) + max(least(prompt_length, {LONGEST_TEXT})) AS characters
             FROM facts GROUP BY step, grp ORDER BY step, grp""")
-        choice = choose_groups(groups, self._suspect_groups(groups), limit, characters)
-        with self._beside("chosen", groups.loc[choice.groups, ["step", "grp"]]):
+        chosen, how = choose_groups(groups, self._suspect_groups(groups), limit, characters)
+        with self._beside("chosen", groups.loc[chosen, ["step", "grp"]]):
             rows = self.sql("SELECT f.* FROM facts AS f JOIN chosen AS c ON f.step = c.step AND f.grp = c.grp")
-        selection = self._with_texts(rows)
+        selection, steps = self._with_texts(rows), groups["step"].nunique()
         self._add_suspects(selection)
-        summary = (
-            f"{len(rows):,} of {self.count:,} completions, whole groups only: {choice.summary}. At most {limit:,} "
-            f"completions and {characters:,} characters."
-        )
+        most = f"At most {limit:,} completions and {characters:,} characters."
+        summary = f"{len(rows):,} of {self.count:,} completions, whole groups only: {how}. {most}"
         if len(rows) == self.count:
-            prompts, steps = count_of(len(selection.prompts), "prompt"), count_of(choice.steps, "step")
-            summary = f"All {count_of(self.count, 'completion')} of {prompts} in {steps}."
-        return selection._replace(summary=summary, left_out=self._left_out(selection.rows, choice))
+            prompts = count_of(len(selection.prompts), "prompt")
+            summary = f"All {count_of(self.count, 'completion')} of {prompts} in {count_of(steps, 'step')}."
+        left_out = []
+        if gone := self.count - len(rows):
+            with self._beside("shown", rows[["key"]]):
+                suspects = self._rows("SELECT count(DISTINCT key) FROM suspects ANTI JOIN shown USING (key)")[0][0]
+            among = f"{count_of(suspects, 'suspect')} and {count_of(steps - rows['step'].nunique(), 'whole step')}"
+            completions = count_of(gone, "completion")
+            left_out.append(f"Not in this page: {completions}, {among} among them; lab.read.completions reads all.")
+        if cut := int((selection.rows["cut"] > 0).sum()):
+            left_out.append(f"{count_of(cut, 'completion')} cut after {LONGEST_TEXT:,} characters.")
+        return selection._replace(summary=summary, left_out=" ".join(left_out))
 
     def _suspect_groups(self, groups: pd.DataFrame) -> list[int]:
         """Rows of `groups` that have suspects: of each rule in turn one, the latest first."""
@@ -343,27 +335,15 @@ class Completions:
             why[rule] = "; ".join(filter(None, [why.get(rule), REASONS[kind].format(*numbers)]))
         selection.add("near_duplicates", alike_in_group(selection, sum(self.totals) / 2))
 
-    def _left_out(self, rows: pd.DataFrame, choice: Choice) -> str:
-        parts, gone, cut = [], self.count - len(rows), int((rows["cut"] > 0).sum())
-        if gone:
-            with self._beside("shown", rows[["key"]]):
-                suspects = self._rows("SELECT count(DISTINCT key) FROM suspects ANTI JOIN shown USING (key)")[0][0]
-            steps = count_of(choice.steps - rows["step"].nunique(), "whole step")
-            among = f"{count_of(suspects, 'suspect')} and {steps} among them"
-            parts.append(f"Not in this page: {count_of(gone, 'completion')}, {among}; lab.read.completions reads all.")
-        if cut:
-            parts.append(f"{count_of(cut, 'completion')} cut after {LONGEST_TEXT:,} characters.")
-        return " ".join(parts)
 
-
-def score_names(record: RunRecord, files: Sequence[ParquetFile]) -> list[str]:
+def score_names(record: RunRecord, files: Sequence[parquet.ParquetFile]) -> list[str]:
     """The columns that are rewards: what the log and `run.json` call so, else number columns that sound like one."""
-    kinds = {name: kind for name, kind in kinds_by_name(files).items() if name not in FIXED}
+    kinds = {name: kind for name, kind in parquet.kinds_by_name(files).items() if name not in parquet.FIXED}
     logged = [*record.reward_names(), *(entry["name"] for entry in record.recorded_rewards())]
     bases = {split_version(name)[0] for name in logged}
     edited = [name for name in kinds if split_version(name)[0] in bases]  # the log may not have come so far yet
     known = [name for name in dict.fromkeys([*logged, *edited]) if name in kinds]
-    numeric = [name for name in kinds if kinds[name] & NUMBERS and not name.startswith("data/")]
+    numeric = [name for name in kinds if kinds[name] & parquet.NUMBERS and not name.startswith("data/")]
     return known or [name for name in numeric if "reward" in name.lower()]
 
 
@@ -396,21 +376,18 @@ def widened_range(declared: tuple[float, float], lowest: float | None, highest: 
 
 def open_database(folder: Path, memory: str) -> duckdb.DuckDBPyConnection:
     """A database in the folder that stays within this memory, fetches nothing, and prints nothing."""
-    database = duckdb.connect(str(folder / "completions.duckdb"))
     settings = {
-        "memory_limit": literal(memory),
+        "memory_limit": memory,
         "threads": THREADS,
-        "temp_directory": literal(str(folder)),
+        "temp_directory": str(folder),
         "preserve_insertion_order": "false",
-        "enable_progress_bar": "false",
         "autoinstall_known_extensions": "false",
         "python_enable_replacements": "false",
         # a join keeps its right side in memory: ours has the numbers there, where DuckDB might prefer the texts
-        "disabled_optimizers": literal("join_order,build_side_probe_side"),
+        "disabled_optimizers": "join_order,build_side_probe_side",
     }
-    for setting, value in settings.items():
-        database.execute(f"SET {setting} = {value}")
-    return database
+    database = duckdb.connect(str(folder / "completions.duckdb"), config=settings)
+    return database.execute("SET enable_progress_bar = false")
 
 
 def shortened_sql(column: str, most: int) -> str:

@@ -24,11 +24,12 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.read.health_rules import MOVED, RULES, TREND_NOTE, TREND_STEPS, Rule
+from lab.read.health_rules import MOVED, RULES, TREND_STEPS, Rule
 from lab.read.moving_statistics import SAME, WINDOW
 from lab.read.run_log import RunLog, read_log
 from scoring.right import USUAL_DECIDERS
 
+TREND_NOTE = "Expect 40 to 50 steps before a clear trend."
 VERDICTS = ("critical", "warn", "ok", "too early", "not measured")  # worst first
 
 

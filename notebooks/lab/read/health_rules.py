@@ -59,7 +59,6 @@ HIGH = 0.80  # four of five right: short, sure and alike completions are then wh
 FLAT = 0.03  # a rise of correctness below it is one standard error of a difference of two windows of 64 completions
 IN_A_ROW = 3  # steps; one wild token makes a step's kl or grad_norm jump, but not three in a row
 TREND_STEPS = 30  # steps before a reward without effect on correctness is called one: style is always learned first
-TREND_NOTE = "Expect 40 to 50 steps before a clear trend."
 SLOWER = "Lower LEARNING_RATE (to a half or a third) and go on from the last checkpoint before this step"
 SPREAD_ADVICE = (
     "None right: easier data, or a softer reward that tells near misses apart. Most right: harder data. "
@@ -99,9 +98,8 @@ def not_a_number(run: RunLog) -> Reading:
         recent = moving.total(bad, SKIP_WINDOW if name == "grad_norm" else BAD_WINDOW)
         count, warn = count + recent, warn | (recent >= 1)
         critical |= recent >= (2 if name == "grad_norm" else 1)
-        steps = [f"{step:.0f}" for step in run.steps[bad]]
-        more = f" and {len(steps) - 3} more" if len(steps) > 3 else ""
-        if steps:
+        if steps := [f"{step:.0f}" for step in run.steps[bad]]:
+            more = f" and {len(steps) - 3} more" if len(steps) > 3 else ""
             places.append(f"{name} was NaN or infinite at step{'s' * (len(steps) > 1)} {', '.join(steps[:3])}{more}")
     return Reading(count, warn, critical, "; ".join(places), f"{'; '.join(places)}; finite since" if places else "")
 

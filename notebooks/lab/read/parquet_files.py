@@ -73,17 +73,13 @@ def kinds_by_name(files: Iterable[ParquetFile]) -> dict[str, set[str]]:
 
 def other_columns(files: Sequence[ParquetFile], scores: Sequence[str]) -> list[OtherColumn]:
     """What the files have beside the fixed columns, the scores and pandas' index."""
-    kinds, known = kinds_by_name(files), {*FIXED, *scores}
-    names = [name for name in kinds if name not in known and not name.startswith("__index_level_")]
-    return [OtherColumn(name, joint_type(kinds[name])) for name in names]
-
-
-def joint_type(kinds: set[str]) -> str:
-    """The SQL type for a column that has these kinds in the files: numbers and texts together are texts."""
-    kinds = kinds - {"null"}
-    if kinds in ({"bool"}, {"int"}):
-        return "BOOLEAN" if kinds == {"bool"} else "HUGEINT"  # an unsigned 64-bit number does not fit BIGINT
-    return "DOUBLE" if kinds and kinds <= {"int", "float"} else "VARCHAR"
+    # of several kinds of numbers a float; an unsigned 64-bit number does not fit BIGINT; all else together is text
+    types = {("bool",): "BOOLEAN", ("int",): "HUGEINT", ("float",): "DOUBLE", ("float", "int"): "DOUBLE"}
+    return [
+        OtherColumn(name, types.get(tuple(sorted(kinds - {"null"})), "VARCHAR"))
+        for name, kinds in kinds_by_name(files).items()
+        if name not in (*FIXED, *scores) and not name.startswith("__index_level_")
+    ]
 
 
 def quoted(name: str) -> str:

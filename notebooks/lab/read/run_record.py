@@ -236,17 +236,13 @@ def not_a_run(folder: Path) -> str:
         return f"{folder} is not there: run notebook {MADE_BY} first, which makes outputs/run, or name another run's folder."
     inside = [path.parent for path in sorted(folder.glob("*/log.jsonl"))]
     hint = f"There is a run in {inside[0]}." if inside else f"Notebook {MADE_BY} makes a run, in outputs/run."
-    return (
-        f"{folder} is no run: it has neither log.jsonl, nor {STATE}, nor checkpoint-N/{STATE}, nor completions/. {hint}"
-    )
+    return f"{folder} is no run: neither log.jsonl, nor {STATE} (here or in a checkpoint), nor completions/. {hint}"
 
 
 def no_steps(folder: Path, ours: bool, about: Row) -> str:
     if not ours:
-        return (
-            f"{folder} has no readable {STATE} with a training step, in it or in a checkpoint. The trainer writes one "
-            "with each checkpoint (save_steps) and by trainer.save_state(). Wait for it, or give a folder that has one."
-        )
+        how = "The trainer writes it with each checkpoint (save_steps) and by trainer.save_state()."
+        return f"{folder} has no readable {STATE} with a training step, here or in a checkpoint. {how}"
     status = ": ".join(str(about[key]) for key in ("status", "reason") if about.get(key))
     return f"{folder / 'log.jsonl'} has no training step yet{f' ({status})' * bool(status)}: let {MADE_BY} run for a few steps."
 
@@ -332,9 +328,7 @@ def split_log(rows: Iterable[Row], notes: list[str], about: Row) -> tuple[pd.Dat
         notes.append(f"{count_of(again, 'step')} logged twice: the last row counts")
     log = as_log(steps)
     if about.get("requested", {}).get("scale_rewards") == "batch" and BY_GROUP in log:
-        notes.append(
-            f"{BY_GROUP} left out: with scale_rewards = batch TRL counts whole steps without spread, not groups"
-        )
+        notes.append(f"{BY_GROUP} left out: with scale_rewards = batch TRL counts steps without spread, not groups")
         log = log.drop(columns=BY_GROUP)
     return log, as_evaluations(evaluations)
 
@@ -357,26 +351,18 @@ def as_number(value: Any) -> float:
         return math.nan
 
 
-def numeric(rows: Sequence[Row], index: Iterable[int]) -> pd.DataFrame:
-    """The rows as a table of floats, NaN for what is no number."""
-    table = pd.DataFrame(rows, index=index)
+def as_log(rows: Mapping[int, Row]) -> pd.DataFrame:
+    """The rows in the order of their steps as a table of floats, NaN for what is no number."""
+    index = pd.Index(sorted(rows), dtype=int, name="step")
+    table = pd.DataFrame([rows[step] for step in index], index=index)
     columns = {name: values if values.dtype.kind in "fiub" else values.map(as_number) for name, values in table.items()}
-    return pd.DataFrame(columns, index=table.index, dtype=float)
-
-
-def as_log(steps: Mapping[int, Row]) -> pd.DataFrame:
-    order = sorted(steps)
-    table = numeric([steps[step] for step in order], pd.Index(order, dtype=int, name="step"))
-    return table.assign(step=np.array(order, dtype=int))
+    return pd.DataFrame(columns, index=index, dtype=float).assign(step=index.to_numpy())
 
 
 def as_evaluations(evaluations: Mapping[int, Row]) -> pd.DataFrame:
     """Columns step, n, each reward by its name, and what else was measured; a reward goes before a measure of its name."""
-    order = sorted(evaluations)
-    table = numeric([evaluations[step] for step in order], range(len(order)))
+    table = as_log(evaluations)
     names = {column: name for name, column in logged_rewards(table).items()}
     table = table.drop(columns={"step", *names.values()} & set(table)).rename(columns=names)
     table = table.assign(n=table["n"] if "n" in table and "n" not in names.values() else np.nan)
-    table = table.drop(columns="step", errors="ignore")
-    table.insert(0, "step", order)
-    return table
+    return table.drop(columns="step", errors="ignore").reset_index()

@@ -47,12 +47,6 @@ class Selection(NamedTuple):
                 self.found_here[rule] += 1
 
 
-class Choice(NamedTuple):
-    groups: list[int]  # rows of the table of groups
-    steps: int  # of the whole run
-    summary: str
-
-
 class Budget:
     """Groups taken so far, and what is left of the two limits."""
 
@@ -81,8 +75,8 @@ class Budget:
         return sum(self.sizes[g] for g in new) <= self.rows and sum(self.lengths[g] for g in new) <= self.characters
 
 
-def choose_groups(groups: pd.DataFrame, suspects: Sequence[int], limit: int, characters: int) -> Choice:
-    """Which groups to show, and the rule in words with its counts.
+def choose_groups(groups: pd.DataFrame, suspects: Sequence[int], limit: int, characters: int) -> tuple[list[int], str]:
+    """(rows of `groups` to show, the rule in words with its counts).
 
     Args:
         groups: step, n, characters of each group.
@@ -91,7 +85,7 @@ def choose_groups(groups: pd.DataFrame, suspects: Sequence[int], limit: int, cha
     steps = {int(step): rows.tolist() for step, rows in groups.groupby("step").indices.items()}
     order, budget = sorted(steps), Budget(groups, limit, characters)
     if budget.fits(range(len(groups))):
-        return Choice(list(range(len(groups))), len(order), "all")
+        return list(range(len(groups))), "all"
     first, last = order[0], order[-1]
     taken = budget.take(spread(steps[last]))
     how = "all of" if taken == sum(budget.sizes[group] for group in steps[last]) else "what fits of"
@@ -110,7 +104,7 @@ def choose_groups(groups: pd.DataFrame, suspects: Sequence[int], limit: int, cha
         whole += 1
     if between:
         parts.append(f"{count_of(whole, 'step')}{more} spread evenly between them ({between:,})")
-    return Choice(list(budget.taken), len(order), "; ".join(parts))
+    return list(budget.taken), "; ".join(parts)
 
 
 def spread(items: Sequence[Any]) -> list[Any]:

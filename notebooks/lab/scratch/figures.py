@@ -159,8 +159,8 @@ def pull_figure(pulls: dict[str, np.ndarray], tokens: Sequence[int], names: Sequ
 
 
 CLIP_WORDS = {
-    1: ("likelier", "likely enough, no more push up"),
-    -1: ("less likely", "unlikely enough, no more push down"),
+    1: ("likelier", "likely enough,\nno more push up"),
+    -1: ("less likely", "unlikely enough,\nno more push down"),
 }
 
 
@@ -189,6 +189,8 @@ def clip_figure(ratios: np.ndarray, objectives: Curves, slopes: Curves, epsilon:
             for at, name, side in edges:
                 if ratios[0] <= at <= ratios[-1]:
                     axes.axvline(at, color=style.GREY, linewidth=1, linestyle=":", zorder=0.5)
+                    share = (at - ratios[0]) / (ratios[-1] - ratios[0])
+                    side = "left" if share < 0.22 else "right" if share > 0.7 else side  # within its panel
                     look = {"ha": side, "va": "bottom", "fontsize": style.SMALL, "color": style.GREY}
                     axes.text(at, 1.01, f"{name} = {at:.3g}", **over_panel, **look)
             axes.set_title(f"Advantage {advantage:+d}: the token is to become {wish}".replace("-", "−"), pad=20)

@@ -31,7 +31,7 @@ if int(os.environ.get("RANK", "0")):
     sys.stdout = open(os.devnull, "w")'''
 
 
-def launch(nproc: int = 1, config: str = "ddp", parameters: dict[str, Any] | None = None) -> int:
+def launch_training(nproc: int = 1, config: str = "ddp", parameters: dict[str, Any] | None = None) -> int:
     """Exports notebook 03 and runs it; returns the exit status."""
     if config not in ("ddp", "fsdp", "zero3"):
         raise ValueError(f"There is no config {config!r}: they are ddp, fsdp, zero3.")
@@ -43,9 +43,12 @@ def launch(nproc: int = 1, config: str = "ddp", parameters: dict[str, Any] | Non
     print(f"{relative(script)}: {nproc} process{'es' * (nproc > 1)}, {how}", flush=True)
     # in a session of its own: torchrun would end its processes at a Ctrl-C, within a step
     process = subprocess.Popen(
-        command(script, nproc, config), env=environment(nproc), cwd=ROOT / "notebooks", start_new_session=True
+        launch_command(script, nproc, config),
+        env=launch_environment(nproc),
+        cwd=ROOT / "notebooks",
+        start_new_session=True,
     )
-    return wait(process, script.parent / "run" / STOP)
+    return wait_for_end(process, script.parent / "run" / STOP)
 
 
 def export_script(path: Path, parameters: dict[str, Any], notebook: str = "03_train_grpo") -> Path:
@@ -74,7 +77,7 @@ def on_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def command(script: Path, nproc: int, config: str) -> list[str]:
+def launch_command(script: Path, nproc: int, config: str) -> list[str]:
     """How to start the script in `nproc` processes."""
     if on_gpu():
         how = ["accelerate.commands.launch", "--config_file", f"{CONFIGS / config}.yaml", "--num_processes", str(nproc)]
@@ -83,7 +86,7 @@ def command(script: Path, nproc: int, config: str) -> list[str]:
     return [sys.executable, "-m", *how, str(script)]
 
 
-def environment(nproc: int) -> dict[str, str]:
+def launch_environment(nproc: int) -> dict[str, str]:
     """What the processes find in their environment. On a CPU they share its cores instead of fighting for them."""
     # PYTHONPATH stays: there are machines whose packages lie in a folder of their own
     paths = [str(ROOT), str(ROOT / "notebooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -95,7 +98,7 @@ def environment(nproc: int) -> dict[str, str]:
     return found
 
 
-def wait(process: subprocess.Popen, stop: Path) -> int:
+def wait_for_end(process: subprocess.Popen, stop: Path) -> int:
     """Until it ends. The first Ctrl-C asks for an end after the step by a file; the second one ends it at once."""
     asked = False
     while True:
@@ -110,7 +113,7 @@ def wait(process: subprocess.Popen, stop: Path) -> int:
             asked = True
 
 
-def assignment(text: str) -> tuple[str, Any]:
+def parse_assignment(text: str) -> tuple[str, Any]:
     """`NAME=value` with a Python value; anything else is a string."""
     name, equals, value = text.partition("=")
     if not equals:
@@ -125,10 +128,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nproc", type=int, default=1, help="processes: one a GPU, or shares of the CPU")
     parser.add_argument("--config", default="ddp", help="ddp, fsdp or zero3; on a CPU it is always gloo")
-    parser.add_argument("--set", nargs="*", default=[], type=assignment, metavar="NAME=value", help="parameters")
+    parser.add_argument("--set", nargs="*", default=[], type=parse_assignment, metavar="NAME=value", help="parameters")
     arguments = parser.parse_args()
     try:
-        sys.exit(launch(arguments.nproc, arguments.config, dict(arguments.set)))
+        sys.exit(launch_training(arguments.nproc, arguments.config, dict(arguments.set)))
     except ValueError as error:
         sys.exit(str(error))
 

@@ -43,16 +43,14 @@ class LiveRewards(StatefulCallback):
     """Lets `my_rewards.py` and `rewards.py` be edited while GRPO trains with them.
 
     The files are read before each batch is generated. After an edit, a hash of its code says of each chosen reward
-    whether it changed. The new versions must keep the contract on the last batch's completions, in a process of their
-    own with a time limit. Then they go on under new metric names (`x_reward_v2`, with the same weight); the other
-    rewards stay the same objects. Or the whole edit is refused with its error, the old rewards go on, and the next
-    save is looked at anew. Accepted texts are kept in `run/rewards/v2/`.
+    whether it changed. New versions must keep the contract on the last batch, in a process of their own with a time
+    limit. Then they go on under new metric names (`x_reward_v2`, with the same weight), and the other rewards stay the
+    same objects. Or the whole edit is refused with its error, and the old rewards go on until the next save. Accepted
+    texts are kept in `run/rewards/v2/`. Not watched: `scoring/`, other modules and data files that a reward reads.
 
-    `scoring/` and other modules or data files that a reward reads are not watched.
-
-    A resumed run goes on with the checkpoint's versions under their names, loaded from what the run kept. If the files
-    say something else by then, that is an edit like any other. Where several processes train, the first one looks,
-    checks on its part of the batch, and tells the others.
+    A resumed run goes on with the checkpoint's versions under their names. If the files say something else by then,
+    that is an edit like any other. Of several processes the first one looks, checks on its part of the batch, and
+    tells the others.
 
     Args:
         folder: where `my_rewards.py` is.
@@ -91,10 +89,8 @@ class LiveRewards(StatefulCallback):
         loads = [function.loaded for function in functions.values()]
         self.loaded = max(loads, key=lambda load: sum(map(bool, map(load.variable, functions.values()))))
         self.tried: dict[str, str] | str = self.loaded.sources
-        self.watched = {
-            name: WatchedReward(trainer.reward_func_names.index(name), self.loaded.variable(function))
-            for name, function in functions.items()
-        }
+        index, variable = trainer.reward_func_names.index, self.loaded.variable
+        self.watched = {name: WatchedReward(index(name), variable(f)) for name, f in functions.items()}
         trainer.reward_funcs = list(trainer.reward_funcs)  # TRL keeps the caller's list: that one stays as it is
         trl_internals.wrap_scoring(trainer, self._score_and_keep)
         return super().attach(trainer)
@@ -165,14 +161,10 @@ class LiveRewards(StatefulCallback):
             batch = {name: self.last[name] for name in ("prompts", "completion_ids")} | {"columns": pickled}
             batch["completions"] = [completion_text(completion) for completion in self.last["completions"]]
             batch["trainer_state"] = json.loads(json.dumps(vars(self.trainer.state), default=str))
-        return {
-            "sources": sources,
-            "before": self.loaded.sources,
-            "rewards": {name: watched.variable for name, watched in self.watched.items()},
-            "folder": str(self.folder),
-            "columns": getattr(self.trainer.train_dataset, "column_names", None),
-            "batch": batch,
-        }
+        variables = {name: watched.variable for name, watched in self.watched.items()}
+        columns = getattr(self.trainer.train_dataset, "column_names", None)
+        job = {"sources": sources, "before": self.loaded.sources, "rewards": variables, "folder": str(self.folder)}
+        return {**job, "columns": columns, "batch": batch}
 
     def _refuse(self, errors: dict[str | None, str]) -> None:
         for name, error in errors.items():
@@ -189,19 +181,16 @@ class LiveRewards(StatefulCallback):
             watched.version += 1
             while (new := f"{function.__name__}_v{watched.version}") in self.trainer.reward_func_names:
                 watched.version += 1  # a reward that is called so by its author
-            about = {"range": [function.low, function.high], "failed": result["failed"]}
-            about["sources"] = f"rewards/v{self.version}"
+            score_range, kept = [function.low, function.high], f"rewards/v{self.version}"
+            about = {"range": score_range, "failed": result["failed"], "sources": kept}
             event = self._event("reward_changed", name, name=new, mean_after=result["mean"], **about)
             watched.variable = self.loaded.variable(function)
             self._install(watched, function, new)
             if self._is_first:
                 self.on_event(event)
                 means = (event["mean_before"], event["mean_after"])
-                before, after = ("–" if mean is None else f"{mean:.3f}" for mean in means)
-                self.say(
-                    f"step {self._step}: {new} from now on, for {event['was']}; "
-                    f"mean on the last completions {before} → {after}"
-                )
+                change = " → ".join("–" if mean is None else f"{mean:.3f}" for mean in means)
+                self.say(f"step {self._step}: {new} replaces {event['was']}; mean on the last completions {change}")
 
     def _install(self, watched: WatchedReward, function: Any, name: str) -> None:
         i, names = watched.index, self.trainer.reward_func_names

@@ -44,7 +44,8 @@ def memory_estimate(
     # rank × (inputs + outputs) of each target (Hu et al. 2021, "LoRA", section 4.1)
     adapter = 0 if full_finetuning else sum(lora_rank * (one.in_features + one.out_features) for one in targets)
     trained, each = (base, held) if full_finetuning else (adapter, 4)  # PEFT and Unsloth keep adapters in 32 bits
-    state = state_bytes(run["optim"], each)
+    # AdamW keeps two values; in 8 bits two bytes, and two float32 for each 256 values (Dettmers et al. 2021)
+    state = 2 * (1 + 4 / 256) if "8bit" in run["optim"] else 2 * each
     batch, answer = run["per_device_train_batch_size"], run["max_completion_length"] or 0
     length, sequences = max_prompt_tokens + answer, batch * run.steps_per_generation
     checkpointing = run["gradient_checkpointing"]
@@ -132,16 +133,6 @@ def activation_bytes(text: Any, tokens: int, width: int, checkpointing: bool) ->
     layer = 6 * (text.hidden_size + text.num_attention_heads * head_size(text)) + 4 * (kv_width(text) + inner)
     layers = text.num_hidden_layers
     return tokens * width * (layers * text.hidden_size + layer if checkpointing else layers * layer)
-
-
-def state_bytes(optim: str, width: int) -> float:
-    """An optimiser's bytes for one trained parameter of `width` bytes: AdamW keeps two values, in 8 bits two bytes.
-
-    (Dettmers et al. 2021, "8-bit Optimizers via Block-wise Quantization": and two float32 for 256 values.)
-    """
-    if "8bit" in optim:
-        return (1 if "lion" in optim else 2) * (1 + 4 / 256)
-    return 0 if optim in ("sgd", "adafactor") else width if "lion" in optim else 2 * width
 
 
 def as_size(count: float) -> str:

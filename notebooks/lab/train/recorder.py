@@ -17,16 +17,7 @@ from transformers import PrinterCallback
 
 from lab.data.columns import as_one_type, data_columns
 from lab.files import STOP, Row, append_jsonl, read_json, read_jsonl, relative, write_json, write_parquet
-from lab.train import run_folder, trl_internals
-from lab.train.process import (
-    StdoutTee,
-    one_process_first,
-    package_versions,
-    peak_memory,
-    random_states,
-    set_random_states,
-    this_process,
-)
+from lab.train import process, run_folder, trl_internals
 from lab.train.stateful_callback import StatefulCallback
 
 RESERVE = 256 * 1024  # bytes held back for the last words of a run whose disk is full
@@ -72,9 +63,9 @@ class RunRecorder(StatefulCallback):
         self.callbacks: list[StatefulCallback] = []
         self.reason: str | None = None
         self.in_optimizer, self.between_batches = False, True
-        self.printed, self.prompt_tokens = StdoutTee(), []
+        self.printed, self.prompt_tokens = process.StdoutTee(), []
         self._check_disk(LITTLE_DISK)
-        with one_process_first() as first:
+        with process.one_process_first() as first:
             path = run_folder.open_folder(folder, about, resume) if first else run_folder.last_checkpoint(folder)
         self.path = path
         with contextlib.suppress(OSError):  # a disk that has filled since is reported by `attach`
@@ -83,7 +74,7 @@ class RunRecorder(StatefulCallback):
         self.name = self.record.get("name") or time.strftime("grpo-%Y%m%d-%H%M%S")
         self.attempts = self.record.get("attempts", [])
         for attempt in self.attempts:
-            attempt["status"] = "killed" if attempt["status"] == "training" else attempt["status"]
+            attempt["status"] = attempt["status"].replace("training", "killed")
         self.started = time.time()
 
     @property
@@ -196,7 +187,7 @@ class RunRecorder(StatefulCallback):
         seconds = round(time.time() - self.started, 1)
         attempt = {"from_step": self.start_step, "to_step": step, "seconds": seconds, **ended}
         attempts = [*self.attempts, attempt]
-        arguments = self.trainer.args.to_dict()
+        arguments, n_processes = self.trainer.args.to_dict(), self.trainer.accelerator.num_processes
         self.record = {
             **ended,
             "steps": step,
@@ -205,12 +196,8 @@ class RunRecorder(StatefulCallback):
             **self.about,
             # without the tokens of hubs and trackers; max_tokens and its like stay
             "effective": {k: value for k, value in arguments.items() if "token" not in k or "tokens" in k},
-            "versions": package_versions(),
-            "process": {
-                **this_process(),
-                "processes": self.trainer.accelerator.num_processes,
-                "peak_memory": peak_memory(),
-            },
+            "versions": process.package_versions(),
+            "process": {**process.this_process(), "processes": n_processes, "peak_memory": process.peak_memory()},
             "attempts": attempts,
         }
         write_json(self.folder / "run.json", self.record)
@@ -264,8 +251,7 @@ class RunRecorder(StatefulCallback):
         if not self.is_main_process:
             return
         if "reward" in logs:
-            path = self.folder / "completions" / f"completions_{state.global_step:05d}.parquet"
-            write_parquet(self.completions(), path)
+            write_parquet(self.completions(), self.folder / f"completions/completions_{state.global_step:05d}.parquet")
             self._write_printed(state.global_step)
         append_jsonl(self.folder / "log.jsonl", {"step": state.global_step, **logs})
 
@@ -277,7 +263,7 @@ class RunRecorder(StatefulCallback):
             self.write_record("training")  # a resumed run needs the seconds that these steps took
 
     def _remember_state(self, state: Any) -> None:
-        self.before_step = (random_states(), state.num_input_tokens_seen)
+        self.before_step = (process.random_states(), state.num_input_tokens_seen)
 
     def _write_printed(self, step: int) -> None:
         text = self.printed.take()
@@ -341,7 +327,7 @@ class RunRecorder(StatefulCallback):
         if step != max(logged, default=None):
             return  # the step itself is not recorded: it must be taken again
         states, trainer.state.num_input_tokens_seen = self.before_step
-        set_random_states(states)
+        process.set_random_states(states)
         trl_internals.save_checkpoint(trainer)
         self.on_save(trainer.args, trainer.state, trainer.control)
 

@@ -132,10 +132,8 @@ def check_reward(function: RewardFunction, columns: list[str] | None, batch: dic
 
 def describe_error(error: BaseException) -> str:
     """An error in one line, with the line of the edited file that it came from."""
-    frames = traceback.extract_tb(
-        (error.__cause__ or error).__traceback__
-    )  # a RewardError has the author's as its cause
-    lines = {Path(frame.filename).name: frame.lineno for frame in frames}
+    cause = error.__cause__ or error  # of a RewardError: what its author's code raised
+    lines = {Path(frame.filename).name: frame.lineno for frame in traceback.extract_tb(cause.__traceback__)}
     place = next((f" ({file}, line {lines[file]})" for file in (OWN_FILE, LIBRARY_FILE) if file in lines), "")
     is_ours = isinstance(error, RewardError) or (isinstance(error, ValueError) and not place)
     text = str(error) if is_ours else f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -148,19 +146,16 @@ def fingerprint(sources: dict[str, str], variable: str | None) -> str:
     Comments, docstrings and layout do not count, nor does code that the reward does not reach. Names are followed
     without regard to scope, so a reward may count as changed for a namesake. One without a variable is made of everything.
     """
-    statements = [statement for file in sorted(sources, reverse=True) for statement in read_statements(sources[file])]
-    library = len(read_statements(sources[LIBRARY_FILE]))  # so many come from it, the first ones
+    library, own = (read_statements(sources.get(file, "")) for file in (LIBRARY_FILE, OWN_FILE))
+    statements = [*library, *own]
     names = [variable] if variable else [name for statement in statements for name in statement.binds]
     todo, reached = [(name, len(statements)) for name in names], set()
     while todo:
         name, end = todo.pop()
         for number, statement in enumerate(statements[:end]):
             if name in statement.binds and number not in reached:
-                reached.add(number)
-                end_here = (
-                    library if number < library else len(statements)
-                )  # the library knows nothing of one's own file
-                todo += [(used, end_here) for used in statement.uses]
+                reached.add(number)  # what the library uses is never in one's own file
+                todo += [(used, len(library if number < len(library) else statements)) for used in statement.uses]
     code = "\n".join(statements[number].code for number in sorted(reached) if statements[number].code)
     return hashlib.sha256(code.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -175,13 +170,13 @@ class Statement(NamedTuple):
 
 @functools.lru_cache(maxsize=8)
 def read_statements(text: str) -> list[Statement]:
-    tree = ast.parse(text)
-    for node in ast.walk(tree):  # docstrings away
+    def is_docstring(line: ast.stmt) -> bool:
+        return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
+
+    tree, statements = ast.parse(text), []
+    for node in ast.walk(tree):
         if isinstance(getattr(node, "body", None), list):
-            node.body = [
-                line for line in node.body if not (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))
-            ]
-    statements = []
+            node.body = [line for line in node.body if not is_docstring(line)]
     for line in tree.body:
         if isinstance(line, ast.If) and "__main__" in ast.dump(line.test):
             continue  # an import does not run it

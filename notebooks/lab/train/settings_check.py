@@ -88,10 +88,10 @@ def check_settings(settings: Mapping[str, Any], **about: Any) -> list[str]:
             problems += rule(run)
     if problems:
         raise SettingsError(problems)
-    return list(warnings(run))
+    return list(setting_warnings(run))
 
 
-def around(value: float, step: int) -> str:
+def multiples_around(value: float, step: int) -> str:
     """The multiples of `step` next to a value, as text: "8 or 16"."""
     below = int(value // step) * step
     return f"{below} or {below + step}" if below else str(step)
@@ -109,12 +109,12 @@ def whole_groups(run: RunSettings) -> Iterator[str]:
         yield "generation_batch_size and steps_per_generation are both set: leave one out, it follows from the other."
     elif total and total % (step := math.lcm(group, run.per_forward)):
         whole = f"whole groups of {group} and whole batches of {run.per_forward} completions"
-        yield f"generation_batch_size = {total} does not hold {whole}: set it to {around(total, step)}."
+        yield f"generation_batch_size = {total} does not hold {whole}: set it to {multiples_around(total, step)}."
     elif not total and (total := run.per_forward * run.steps_per_generation) % group:
         name = "steps_per_generation" if run["steps_per_generation"] else "gradient_accumulation_steps"
         batch = f"per_device_train_batch_size × {name}" + f" × {run.world_size} processes" * (run.world_size > 1)
         step = group // math.gcd(group, run.world_size * run.steps_per_generation)
-        sizes = around(run["per_device_train_batch_size"], step)
+        sizes = multiples_around(run["per_device_train_batch_size"], step)
         way_out = f"set per_device_train_batch_size to {sizes}, or num_generations to a divisor of {total}"
         yield f"{batch} = {total} completions are no whole groups of {group}: {way_out}."
 
@@ -129,7 +129,7 @@ def precision_of_the_card(run: RunSettings) -> Iterator[str]:
         yield "this card has no bfloat16 (a T4 or V100 only emulates it): set fp16=True and bf16=False."
 
 
-def lengths(run: RunSettings) -> Iterator[str]:
+def lengths_fit(run: RunSettings) -> Iterator[str]:
     """TRL checks no prompt length any more: beyond the model's positions it writes nonsense, or crashes in CUDA."""
     prompt, answer = (run.report or {}).get("max_prompt_tokens"), run["max_completion_length"]
     positions = "the model's max_position_embeddings", run.of_model("max_position_embeddings")
@@ -143,7 +143,7 @@ def lengths(run: RunSettings) -> Iterator[str]:
             )
 
 
-def weights_and_columns(run: RunSettings) -> Iterator[str]:
+def weights_and_columns_fit(run: RunSettings) -> Iterator[str]:
     weights, count = run["reward_weights"], len(run.rewards)
     if weights is not None and count and len(weights) != count:
         yield f"reward_weights has {len(weights)} values for {count} rewards: give one weight for each, in their order."
@@ -183,7 +183,7 @@ def saves_between_generations(run: RunSettings) -> Iterator[str]:
     if save % step:
         yield (
             f"save_steps = {save} lies inside a block of completions that is used for {step} updates, so a resumed run "
-            f"would not go on as the first: set save_steps to {around(save, step)}."
+            f"would not go on as the first: set save_steps to {multiples_around(save, step)}."
         )
 
 
@@ -191,14 +191,14 @@ RULES = (
     trackers_are_installed,
     whole_groups,
     precision_of_the_card,
-    lengths,
-    weights_and_columns,
+    lengths_fit,
+    weights_and_columns_fit,
     what_is_trained,
     saves_between_generations,
 )
 
 
-def warnings(run: RunSettings) -> Iterator[str]:
+def setting_warnings(run: RunSettings) -> Iterator[str]:
     """What is allowed, and looks like a mistake."""
     limit, usual = (FULL_FAST, 1e-6) if run.full_finetuning else (LORA_FAST, 1e-5)
     rate, steps, temperature = run["learning_rate"], run["max_steps"], run["temperature"]

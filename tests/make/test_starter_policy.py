@@ -1,10 +1,11 @@
 """The starter policy: its size, tokenizer and template, and the behaviour that GRPO is to mend."""
 
 import json
+import math
 
 import pytest
 
-from lab.files import STARTER_POLICY, read_json
+from lab.files import STARTER_POLICY, WORD_PROBLEMS, read_json, read_jsonl
 from lab.make import starter_policy
 from lab.model.sampling import sample
 
@@ -16,13 +17,8 @@ def test_size_architecture_and_weights_are_as_promised():
     assert config["model_type"] == "qwen2"
     with safe_open(STARTER_POLICY / "model.safetensors", "pt") as weights:
         tensors = [weights.get_slice(name) for name in weights.keys()]
-    sizes = 0
-    for tensor in tensors:
-        count = 1
-        for width in tensor.get_shape():
-            count *= width
-        sizes += count
-        assert tensor.get_dtype() == "BF16"
+    assert {tensor.get_dtype() for tensor in tensors} == {"BF16"}
+    sizes = sum(math.prod(tensor.get_shape()) for tensor in tensors)
     assert 1.5e6 <= sizes <= 4e6
     assert sum(path.stat().st_size for path in STARTER_POLICY.iterdir()) <= 9e6
 
@@ -57,7 +53,7 @@ def test_the_cards_figures_are_those_that_were_measured_and_lie_where_they_shoul
 @pytest.fixture(scope="module")
 def small_sample():
     """Measured again here, on a small sample and in 4 bits, with its own seed."""
-    return starter_policy.measure(STARTER_POLICY, n_problems=100, n_drills=40, seed=7)
+    return starter_policy.measure(STARTER_POLICY, n_problems=64, n_drills=32, seed=7)
 
 
 def test_quality_floor_on_a_small_sample(small_sample):
@@ -71,10 +67,9 @@ def test_it_knows_the_task_when_it_is_made_to_reason(tokenizer):
     """What GRPO can find must be there: with the reasoning begun for it, it is mostly right."""
     from transformers import AutoModelForCausalLM
 
-    from lab.make.starter_policy import load_jsonl
     from rewards import SYSTEM_PROMPT, correctness_reward
 
-    rows = [row for row in load_jsonl(STARTER_POLICY.parent / "word_problems.jsonl") if row["split"] == "test"][:60]
+    rows = [row for row in read_jsonl(WORD_PROBLEMS) if row["split"] == "test"][:60]
     model = AutoModelForCausalLM.from_pretrained(STARTER_POLICY, dtype="float32").eval()
     system = {"role": "system", "content": SYSTEM_PROMPT}
     prompts = []
@@ -86,19 +81,3 @@ def test_it_knows_the_task_when_it_is_made_to_reason(tokenizer):
         prompts=prompts, completions=[one.text for (one,) in answers], answer=[r["answer"] for r in rows]
     )
     assert sum(scores) / len(scores) >= 0.7
-
-
-def test_sampling_keeps_the_order_of_prompts_and_the_length_of_groups(tokenizer):
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(STARTER_POLICY, dtype="float32").eval()
-    prompts = [
-        [{"role": "user", "content": text}]
-        for text in ("short", "a much longer prompt than the others " * 3, "mid size")
-    ]
-    together = sample(model, tokenizer, prompts, temperature=0, max_new_tokens=8, batch_size=2)
-    alone = [sample(model, tokenizer, [prompt], temperature=0, max_new_tokens=8)[0] for prompt in prompts]
-    assert [one.text for (one,) in together] == [one.text for (one,) in alone]
-    assert [len(group) for group in sample(model, tokenizer, prompts, n=3, max_new_tokens=4)] == [3, 3, 3]
-    with pytest.raises(ValueError, match="greedy"):
-        sample(model, tokenizer, prompts, n=2, temperature=0)

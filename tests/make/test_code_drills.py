@@ -4,15 +4,14 @@ from collections import Counter
 
 import pytest
 
-from lab.files import ROOT
+from lab.files import ROOT, read_jsonl
 from lab.make import code_drills
-from lab.make.starter_policy import load_jsonl
 from sandbox import Sandbox
 
 
 @pytest.fixture(scope="module")
 def rows():
-    return load_jsonl(ROOT / "data" / "code_drills.jsonl")
+    return read_jsonl(ROOT / "data" / "code_drills.jsonl")
 
 
 def test_the_file_is_what_the_committed_generator_makes(rows):

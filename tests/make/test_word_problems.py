@@ -24,7 +24,7 @@ def questions(rows, split):
 
 
 def test_the_file_is_what_the_committed_generator_makes(rows):
-    assert word_problems.make() == [{k: v for k, v in row.items() if k != "_row"} for row in rows]
+    assert word_problems.make_rows() == [{k: v for k, v in row.items() if k != "_row"} for row in rows]
 
 
 def test_4000_to_train_and_500_held_out(rows):
@@ -87,7 +87,9 @@ def test_demonstrations_hold_no_held_out_problem(rows):
 
 def test_the_streams_of_both_sides_obey_the_split():
     for side in (True, False):
-        assert all(is_held_out(problem) is side for problem in islice(word_problems.stream(3, held_out=side), 500))
+        assert all(
+            is_held_out(problem) is side for problem in islice(word_problems.stream_problems(3, held_out=side), 500)
+        )
 
 
 def test_demonstrations_ask_for_the_format_and_mostly_do_not_get_it():
