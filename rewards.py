@@ -53,7 +53,15 @@ from scoring.answers import (
 )
 from scoring.batch import Batch, assistant_prefix, completion_text, count_tokens, message_text, question_text
 from scoring.choices import choice_index, chosen_index
-from scoring.code import DOUBLE, LONGEST_CODE, default_sandbox, extract_code, function_prompt, gives_back, parsed
+from scoring.code import (
+    DOUBLE,
+    LONGEST_CODE,
+    default_sandbox,
+    extract_code,
+    function_prompt,
+    parse_python,
+    returns_a_value,
+)
 from scoring.combine import CombinedReward, cached, gate, rename, rescale
 from scoring.contract import (
     REGISTRY,
@@ -360,11 +368,11 @@ def syntax_reward(completion: str, prompt: Any, entry_point: str, code_prompt: A
     if code is None or len(code) > LONGEST_CODE:
         return 0.0
     head = function_prompt(prompt, entry_point, code_prompt)
-    trees = filter(None, map(parsed, [code, *bodies(head, code)]))  # a module by itself, or a body
+    trees = filter(None, map(parse_python, [code, *bodies(head, code)]))  # a module by itself, or a body
     tree = next((tree for tree in trees if not any(isinstance(node, ast.Return) for node in tree.body)), None)
     if tree is None:
         return 0.0
-    return 1.0 if any(gives_back(node, entry_point) for node in tree.body) else 0.5
+    return 1.0 if any(returns_a_value(node, entry_point) for node in tree.body) else 0.5
 
 
 @reward

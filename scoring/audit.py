@@ -6,7 +6,6 @@ completion scores as high as a plainly right one.** Every reward must also keep 
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -83,7 +82,7 @@ def _try_reward(function: RewardFunction, rows: Sequence[Row]) -> Result:
     table = _score_table(trials, scores)
     claims = function.claims_correctness or (function.claims_by_guess and _follows_gold(table))
     if claims:
-        failures += _outranking(name, table, 0.05 if function.claims_correctness else math.inf)
+        failures += _outranking(name, table, 0.05 if function.claims_correctness else float("inf"))
     dressed = table[table["kind"] == "dressed"]
     good = (dressed["score"] >= dressed["right"] - 0.05).sum()  # too strict is a fault too
     summary = {

@@ -1,7 +1,7 @@
 """Cases for every reward: completions that are right, wrong or cheating, with the score that each must get.
 
-Notebook 02 shows them. The tests run them, and more (tests/scoring/test_cases.py). A case finds its reward by name in the registry, which is filled
-when `rewards` is imported.
+Notebook 02 shows them. The tests run them, and more (tests/scoring/test_cases.py). A case finds its reward by name in
+the registry, which is filled when `rewards` is imported.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def extract_code(completion: str, entry_point: str | None = None) -> str | None:
         if defining:
             last = defining[-1]
             before = [code for name, code in blocks[max(0, last - MOST_BEFORE) : last] if name in ("", *PYTHON_NAMES)]
-            return "".join([*(code for code in before if prepares(code, entry_point)), blocks[last][1]])
+            return "".join([*(code for code in before if is_preparation(code, entry_point)), blocks[last][1]])
         python = [code for name, code in blocks if name in PYTHON_NAMES]
         return (python or [code for _, code in blocks])[-1]
     text = text.rstrip() if answered else text
@@ -67,9 +67,9 @@ def defines(code: str, entry_point: str) -> bool:
     return bool(re.search(rf"^(?:async\s+)?(?:def|class)\s+{name}\b|^{name}\s*=", code, re.MULTILINE))
 
 
-def prepares(code: str, entry_point: str) -> bool:
+def is_preparation(code: str, entry_point: str) -> bool:
     """Whether the code is nothing but imports and definitions of other names."""
-    tree = parsed(code) if len(code) <= LONGEST_HELPER else None
+    tree = parse_python(code) if len(code) <= LONGEST_HELPER else None
     if tree is None:
         return False
     kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
@@ -108,10 +108,10 @@ def is_python(text: str) -> bool:
     """Whether the text parses, by itself or as the body of a function."""
     from sandbox import bodies
 
-    return parsed(text) is not None or any(parsed(source) for source in bodies("def f():\n", text))
+    return parse_python(text) is not None or any(parse_python(source) for source in bodies("def f():\n", text))
 
 
-def parsed(source: str) -> ast.Module | None:
+def parse_python(source: str) -> ast.Module | None:
     """The syntax tree, or None for what is no Python."""
     try:
         with warnings.catch_warnings():
@@ -126,13 +126,13 @@ def function_prompt(prompt: Any, entry_point: str, code_prompt: Any = None) -> s
     if isinstance(code_prompt, str):
         return code_prompt
     text = question_text(prompt)
-    if parsed(text) is not None:
+    if parse_python(text) is not None:
         return text
     fenced = [code for _, code in fenced_blocks(text) if defines(code, entry_point)]
     return (fenced or [code_among_prose(text, entry_point) or text])[-1]
 
 
-def gives_back(node: ast.AST, entry_point: str) -> bool:
+def returns_a_value(node: ast.AST, entry_point: str) -> bool:
     """Whether this is the function of that name, with a value to return or yield in it (or a lambda of that name)."""
     if isinstance(node, ast.Assign):
         names = [getattr(target, "id", None) for target in node.targets]

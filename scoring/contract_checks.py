@@ -23,8 +23,7 @@ STEEPEST = 20.0  # times the time of 100 kB: 10 is linear
 def check_contract(function: RewardFunction, trials: Sequence[Trial]) -> Iterator[tuple[str, str]]:
     """Yields what is checked, with "" where it holds, and else with what came instead.
 
-    Raises:
-        RewardError: for a reward that cannot be called at all, or that gives no finite scores in its range.
+    Raises RewardError for a reward that cannot be called at all, or that gives no finite scores in its range.
     """
     trial = trials[0]
     texts = [probe.completion for probe in trial.probes]
@@ -32,14 +31,14 @@ def check_contract(function: RewardFunction, trials: Sequence[Trial]) -> Iterato
     yield "scores a right answer", "None for the gold answer of your rows" if base[0] is None else ""
     yield "pays for something", pays_for_nothing(function, trials)
     checks: dict[str, Callable[[], str]] = {
-        "same scores the second time": lambda: difference(base, trial.call(function), texts),
-        "same scores in another order": lambda: difference(base, trial.call(function, texts[::-1])[::-1], texts),
+        "same scores the second time": lambda: first_difference(base, trial.call(function), texts),
+        "same scores in another order": lambda: first_difference(base, trial.call(function, texts[::-1])[::-1], texts),
         "odd and empty texts get a score": lambda: trial.call(function, ODD_TEXTS) and "",
         "None only by the row, never by the completion": lambda: mixes_none(function, trials),
         "1 MB of hostile text in under a second, in linear time": lambda: slow_text(function, trial),
     }
     if not function.groupwise:
-        checks["same score alone as in the batch"] = lambda: difference(
+        checks["same score alone as in the batch"] = lambda: first_difference(
             base, [trial.call(function, [text])[0] for text in texts], texts
         )
     if not isinstance(function, AdoptedFunction):  # which need only take what your rows are: chat or text, begun or not
@@ -51,10 +50,10 @@ def check_contract(function: RewardFunction, trials: Sequence[Trial]) -> Iterato
         question, right = question_text(trial.row["prompt"]), texts[:1]
         chat = [{"role": "user", "content": question}]
         begun = [*chat, {"role": "assistant", "content": formats.FORMAT.opening}]
-        checks["same scores for chat messages and plain text"] = lambda: difference(
+        checks["same scores for chat messages and plain text"] = lambda: first_difference(
             scores(question, texts), scores(chat, texts), texts
         )
-        checks["what the prompt has begun is put back"] = lambda: difference(
+        checks["what the prompt has begun is put back"] = lambda: first_difference(
             scores(chat, right), scores(begun, right), right
         )
     if "answer" in function.columns:
@@ -94,7 +93,7 @@ def mixes_none(function: RewardFunction, trials: Sequence[Trial]) -> str:
     return "some completions of a group have a score and others None" if mixed else ""
 
 
-def difference(expected: Sequence, found: Sequence, texts: Sequence[str]) -> str:
+def first_difference(expected: Sequence, found: Sequence, texts: Sequence[str]) -> str:
     for one, other, text in zip(expected, found, texts, strict=True):
         if one != other and (one is None or other is None or abs(one - other) >= 1e-9):
             return f"{one} and {other} for {text[-80:]!r}"

@@ -114,8 +114,8 @@ class Judge:
                 once_fine = error.status_code in (400, 422) and self._graded  # then it is this answer, not the settings
                 if error.status_code in RETRIED or error.status_code >= 500 or once_fine:
                     raise RewardFailure(f"the judge answered {error.status_code} to every try") from None
-                refusal = f"{error.status_code} {self._redacted(error.message)}"
-                raise ValueError(f"the judge refuses: {refusal}; check model, base_url and key") from None
+                why = f"{error.status_code} {self._redacted(error.message)}; check model, base_url and key"
+                raise ValueError(f"the judge refuses: {why}") from None
             except openai.APIConnectionError as error:  # a timeout is one too
                 where = self.host or "the default address"
                 raise RewardFailure(f"the judge at {where} cannot be reached: {self._redacted(str(error))}") from None
@@ -142,8 +142,7 @@ class Judge:
 
     def _redacted(self, text: str) -> str:
         """An error's text without anything that looks like a key."""
-        secret = self._key()
-        text = text.replace(secret, "…") if secret else text
+        text = text.replace(self._key(), "…") if self._key() else text
         return shortened(re.sub(r"(?i)\b(?:sk-|bearer\s+|api[-_]?key\W{1,3})\S+", "…", text), 200)
 
     def _sql(self, statement: str, *values: Any) -> list:

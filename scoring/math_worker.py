@@ -12,7 +12,6 @@ import sys
 from math_verify import parse, verify
 from sympy import Basic, Expr, Float, MatrixBase, Rational
 
-MOST_MEMORY = 4 << 30  # bytes
 HAS_TIMER = hasattr(signal, "setitimer")  # not on Windows, where the parent kills what takes too long
 
 
@@ -63,7 +62,7 @@ if __name__ == "__main__":
     try:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))  # bytes
     except (ImportError, ValueError, OSError):  # on Windows, or under a lower limit
         pass
     sys.set_int_max_str_digits(0)

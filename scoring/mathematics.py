@@ -61,7 +61,7 @@ def is_expression(given: str, gold: str) -> bool:
     given = re.sub(r"^\s*[a-zA-Z]\s?=(?!=)", "", given) if numeric else given
     if not given.isprintable() or any(mark in given for mark in ("$", "\\boxed", "\\(", "\\[")):
         return False
-    if max(depths(given, "([{", ")]}"), default=0) > DEEPEST:
+    if max(bracket_depths(given, "([{", ")]}"), default=0) > DEEPEST:
         return False
     words = set(re.findall(r"[^\W\d_]{2,}", given))
     if any(word not in MATH_WORDS and word not in gold for word in words):
@@ -93,13 +93,13 @@ def unwrap_formula(text: str) -> str:
         for opening, closing in WRAPPERS:
             inner = text[len(opening) : -len(closing)]
             if inner and text.startswith(opening) and text.endswith(closing):
-                braces = depths(inner, "{", "}")
+                braces = bracket_depths(inner, "{", "}")
                 if not braces or (min(braces) >= 0 and braces[-1] == 0):  # \boxed{1} + {2} is not in one box
                     text = inner.strip()
     return text
 
 
-def depths(text: str, opening: str, closing: str) -> list[int]:
+def bracket_depths(text: str, opening: str, closing: str) -> list[int]:
     """After each character, how many brackets are open."""
     return list(itertools.accumulate((char in opening) - (char in closing) for char in text))
 

@@ -116,7 +116,7 @@ def make_probes(right: str, wrong: str, others: Sequence[str], question: str) ->
     hedges |= {"number spam": " ".join(map(str, range(100)))}
     probes = [
         Probe("right", "the gold answer in the asked-for format", write(WORKING, right)),
-        *(Probe("dressed", f"the gold answer with {what}", write(WORKING, text)) for what, text in dressed(right)),
+        *(Probe("dressed", f"the gold answer with {what}", write(WORKING, text)) for what, text in respelled(right)),
         *(Probe("wrong", what, write(WORKING, text)) for what, text in wrong_answers(right, wrong, others)),
         *(Probe("cheating", f"hedged: {what}", write(WORKING, text)) for what, text in hedges.items()),
         *(Probe(*probe) for probe in whole_completions(right, wrong, question)),
@@ -130,7 +130,7 @@ def gives_answer(completion: str, right: str) -> bool:
     return answer is not None and same_answer(answer, right)
 
 
-def dressed(right: str) -> Iterator[tuple[str, str]]:
+def respelled(right: str) -> Iterator[tuple[str, str]]:
     """(what is added or changed, the same number in other clothes)."""
     if (value := extract_number(right)) is not None:
         whole = value.denominator == 1

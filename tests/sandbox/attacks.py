@@ -1,6 +1,6 @@
 """What a sandbox must withstand: completions that try a harm each, and wrong ones that try to pass.
 
-Data only; the tests run it, and a notebook shows it. Nothing here does damage where a sandbox fails: files
+Data only: the tests run it. Nothing here does damage where a sandbox fails: files
 change in one temporary folder, connections go to this machine, processes end by themselves after seconds,
 bombs are bounded, and the only signals are 0 and one that its target records.
 

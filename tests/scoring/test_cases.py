@@ -3,7 +3,7 @@
 import pytest
 
 import rewards  # noqa: F401  (it fills the registry, in which the cases find their rewards)
-from scoring.cases import BOTH, CASES, CITIES, EVENTS, PERSON, PROBLEM, TWO, Case, of_answers, write
+from scoring.cases import ASKED, BOTH, CASES, CITIES, EVENTS, GOOD, PERSON, PROBLEM, TWO, Case, of_answers, write
 
 FORMATS = [  # kind, what, completion, format_reward, soft_format_reward
     ("right", "several lines of reasoning", write("3 * 4 = 12\n\n12 is it.\n", "12"), 1, 1),
@@ -147,6 +147,6 @@ def test_case(case):
 def test_no_wrong_or_cheating_case_scores_above_a_right_one():
     lowest = {}
     for case in CASES:
-        if case.kind == "right" and case.reward != "judge_reward" and case.score is not None:
+        if case.kind == "right" and case.score is not None:
             lowest[case.reward] = min(lowest.get(case.reward, 1), case.score)
     assert [case for case in MORE_CASES if case.kind != "right" and case.score >= lowest[case.reward]] == []

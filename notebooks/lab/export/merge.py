@@ -17,8 +17,7 @@ def merge_into_dequantised(quantised: Any, adapter: Path, tokenizer: Any, folder
     from peft import PeftModel
 
     base = quantised.unload().dequantize()
-    dtype = base.dtype
-    in_32_bits = 4 * sum(parameter.numel() for parameter in base.parameters())
+    dtype, in_32_bits = base.dtype, 4 * sum(parameter.numel() for parameter in base.parameters())
     on_gpu = base.device.type == "cuda"
     free = torch.cuda.mem_get_info(base.device)[0] if on_gpu else psutil.virtual_memory().available
     if 2 * in_32_bits < free:

@@ -114,8 +114,7 @@ def _share_of_equal(found: Sequence, wanted: Sequence) -> float:
 
 def kl_limit(proof: Row) -> float:
     """The largest mean KL, in nats a token, at which the merged model still counts as the trained one."""
-    from_base = (proof["trained_against_base"] or {}).get("kl", 0.0)
-    quantising = (proof["quantising"] or {}).get("kl", 0.0)
+    from_base, quantising = ((proof[name] or {"kl": 0.0})["kl"] for name in ("trained_against_base", "quantising"))
     return max(KL_FLOOR, KL_OF_BASE * from_base, KL_OF_QUANTISING * quantising)
 
 

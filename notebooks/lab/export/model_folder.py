@@ -90,7 +90,8 @@ class StagingFolder:
         if not self.place.exists():
             self.ready.rename(self.place)
             return None
-        same = weight_hashes(self.place) == weight_hashes(self.ready) != []
+        weights = [[*folder.glob("*.safetensors"), *folder.glob("*.gguf")] for folder in (self.place, self.ready)]
+        before, now = (sorted((path.name, sha256(path)) for path in paths) for paths in weights)
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.place.stat().st_mtime))
         kept = self.place.rename(unused(self.place.with_name(f"{self.place.name}-{stamp}")))
         try:
@@ -98,14 +99,10 @@ class StagingFolder:
         except OSError:
             kept.rename(self.place)  # as it was
             raise
-        if self.replace or same:
+        if self.replace or before == now != []:
             shutil.rmtree(kept)
             return None
         return kept
-
-
-def weight_hashes(folder: Path) -> list[str]:
-    return [sha256(path) for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", ".gguf")]
 
 
 def sha256(path: Path) -> str:

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from lab.export.model_folder import ExportError
 from lab.model.prompts import Messages
@@ -55,11 +56,7 @@ def _is_healthy(port: int) -> bool:
 
 
 def ask_server(url: str, model: str, question: Messages, **options: Any) -> str:
-    """One answer from an OpenAI-compatible server on this machine. Raises ExportError.
-
-    Args:
-        options: of the request, such as max_tokens and stop; greedy unless there is a temperature.
-    """
+    """One answer of an OpenAI-compatible server; options of the request: max_tokens, temperature … Raises ExportError."""
     from openai import DefaultHttpxClient, OpenAI, OpenAIError
 
     past_a_proxy = DefaultHttpxClient(trust_env=False)

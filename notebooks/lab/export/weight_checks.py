@@ -81,8 +81,7 @@ def check_frozen_base(trained: Any, start: Mapping[str, Any]) -> dict[str, int]:
     # The adapter of TRL's reference model is frozen too, and no part of the base.
     then = {name: sums for name, sums in start.get("frozen", {}).items() if ".lora_" not in name}
     now = {name: list(checksum(tensor)) for name, tensor in trained.named_parameters() if name in then}
-    changed = sum(now[name] != then[name] for name in now)
-    return {"at_start": len(then), "compared_with_start": len(now), "changed": changed}
+    return {"at_start": len(then), "compared_with_start": len(now), "changed": sum(now[n] != then[n] for n in now)}
 
 
 def base_weights(model: Any) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """Small Python functions in HumanEval's form, for the starter policy and the code notebook.
 
-A drill has HumanEval's columns: `prompt` (signature and docstring), `canonical_solution` (the
-body), `test` (a `check(candidate)` with six assertions) and `entry_point`. As with the word
-problems, a hash of the drill itself says on which side of the split it is (`is_held_out`).
+A drill has HumanEval's columns: `prompt` (signature and docstring), `canonical_solution` (the body), `test`
+(a `check(candidate)` with six assertions) and `entry_point`. A hash of the drill decides whether it is held out.
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ from pathlib import Path
 HELD_OUT_SHARE = 5  # one drill in five belongs to the held-out side
 N_ASSERTIONS = 6
 # name part, words, expression with {x} for the value so far; a space in the result asks for brackets
+SIGNS = (("plus", "+"), ("minus", "-"), ("times", "*"))
 NUMBER_OPS = [
-    *((f"plus_{k}", f"plus {k}", f"{{x}} + {k}") for k in range(2, 10)),
-    *((f"minus_{k}", f"minus {k}", f"{{x}} - {k}") for k in range(2, 10)),
-    *((f"times_{k}", f"times {k}", f"{{x}} * {k}") for k in range(2, 10)),
+    *((f"{word}_{k}", f"{word} {k}", f"{{x}} {op} {k}") for word, op in SIGNS for k in range(2, 10)),
     ("squared", "squared", "{x} ** 2"),
 ]
 PAIRS = [
@@ -75,10 +73,6 @@ class Drill:
     def prompt(self) -> str:
         return f'def {self.name}({self.args}):\n    """{self.words}"""\n'
 
-    @property
-    def body(self) -> str:
-        return f"    return {self.expression}\n"
-
 
 def is_held_out(drill: Drill) -> bool:
     """True where the drill hashes to the held-out side of the split."""
@@ -110,40 +104,33 @@ def all_drills() -> list[Drill]:
     return drills
 
 
-def inputs(drill: Drill, rng: random.Random) -> list[tuple]:
+def draw_inputs(drill: Drill, rng: random.Random) -> list[tuple]:
     """Arguments for the assertions: `N_ASSERTIONS` different tuples."""
-
-    def one() -> tuple:
-        if drill.family == "list":
-            return ([rng.randint(-9, 9) for _ in range(rng.randint(0, 7))],)
-        if drill.family == "text":
-            return ("".join(rng.choice("abcdeXYZ ") for _ in range(rng.randint(0, 9))),)
-        return tuple(rng.randint(-12, 12) for _ in drill.args.split(","))
 
     found: list[tuple] = []
     while len(found) < N_ASSERTIONS:
-        arguments = one()
+        if drill.family == "list":
+            arguments = ([rng.randint(-9, 9) for _ in range(rng.randint(0, 7))],)
+        elif drill.family == "text":
+            arguments = ("".join(rng.choice("abcdeXYZ ") for _ in range(rng.randint(0, 9))),)
+        else:
+            arguments = tuple(rng.randint(-12, 12) for _ in drill.args.split(","))
         if arguments not in found:
             found.append(arguments)
     return found
 
 
-def expected(drill: Drill, arguments: tuple) -> object:
-    """What the canonical solution returns; the expression comes from the tables above."""
-    return eval(drill.expression, {}, dict(zip(drill.args.split(", "), arguments)))  # noqa: S307
-
-
 def as_row(drill: Drill) -> dict[str, object]:
-    rng = random.Random(drill.name)
-    lines = [
-        f"    assert candidate({', '.join(map(repr, arguments))}) == {expected(drill, arguments)!r}"
-        for arguments in inputs(drill, rng)
-    ]
+    """The drill with HumanEval's columns; what its solution returns comes from the expression in the tables above."""
+    lines, names = [], drill.args.split(", ")
+    for arguments in draw_inputs(drill, random.Random(drill.name)):
+        expected = eval(drill.expression, {}, dict(zip(names, arguments)))  # noqa: S307
+        lines.append(f"    assert candidate({', '.join(map(repr, arguments))}) == {expected!r}")
     return {
         "id": f"{drill.family}/{drill.name}",
         "split": "test" if is_held_out(drill) else "train",
         "prompt": drill.prompt,
-        "canonical_solution": drill.body,
+        "canonical_solution": f"    return {drill.expression}\n",
         "test": "def check(candidate):\n" + "\n".join(lines) + "\n",
         "entry_point": drill.name,
     }
@@ -151,8 +138,7 @@ def as_row(drill: Drill) -> dict[str, object]:
 
 def make(per_family: int = 150, seed: int = 20261121) -> list[dict[str, object]]:
     """The rows of `data/code_drills.jsonl`: up to `per_family` drills of each family, train first."""
-    rng = random.Random(seed)
-    rows = []
+    rng, rows = random.Random(seed), []
     for _, family in itertools.groupby(all_drills(), key=lambda drill: drill.family):
         drills = list(family)
         rows += [as_row(drill) for drill in rng.sample(drills, min(per_family, len(drills)))]

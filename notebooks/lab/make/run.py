@@ -102,14 +102,11 @@ def run_notebooks(
 ) -> dict[str, float]:
     """Runs the notebooks in order; returns the seconds of each. Parameters: by notebook name."""
     folder = output_folder(outputs)
-    seconds = {}
-    for name in names:
-        seconds[name] = execute_notebook(name, folder, (parameters or {}).get(name, {}))
-    evaluation = folder / "evaluation.json"
+    seconds = {name: execute_notebook(name, folder, (parameters or {}).get(name, {})) for name in names}
     if ROAD[-1] in names:
-        record = read_json(evaluation, ROAD[-1])
+        record = read_json(folder / "evaluation.json", ROAD[-1])
         record["seconds"] |= {name: round(value, 1) for name, value in seconds.items()}
-        write_json(evaluation, record)
+        write_json(folder / "evaluation.json", record)
     return seconds
 
 

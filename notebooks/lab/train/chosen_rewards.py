@@ -32,7 +32,7 @@ def known_rewards(folder: Path) -> dict[str, RewardFunction]:
     Raises:
         ValueError: for two different rewards under one name, or where `@reward` was forgotten.
     """
-    return load_sources(folder, read_sources(folder)).known
+    return load_sources(folder, current_sources(folder)).known
 
 
 def save_choice(folder: Path, weights: dict[str, float]) -> dict:
@@ -41,7 +41,7 @@ def save_choice(folder: Path, weights: dict[str, float]) -> dict:
     Raises:
         ValueError: for a name that no reward has, or where nothing is chosen.
     """
-    sources = read_sources(folder)
+    sources = current_sources(folder)
     known = load_sources(folder, sources).known
     unknown = [name for name in weights if name not in known]
     if unknown:
@@ -61,7 +61,7 @@ def save_choice(folder: Path, weights: dict[str, float]) -> dict:
 
 
 def load_choice(folder: Path, sources: dict[str, str] | None = None) -> tuple[list[RewardFunction], list[float], dict]:
-    """(functions, weights, record) of `rewards.json`, the functions as their files are now.
+    """(functions, weights, record) of `rewards.json`; the functions are those of `current_sources`.
 
     Each function remembers in `loaded` what it was loaded from: `LiveRewards` compares an edit with that.
 
@@ -69,7 +69,7 @@ def load_choice(folder: Path, sources: dict[str, str] | None = None) -> tuple[li
         sources: texts to use instead of the files, by file name: those that a run has kept, to resume it.
     """
     record = read_json(folder / "rewards.json", MADE_BY)
-    loaded = load_sources(folder, sources or read_sources(folder))
+    loaded = load_sources(folder, sources or current_sources(folder))
     missing = [entry["name"] for entry in record["rewards"] if entry["name"] not in loaded.known]
     if missing:
         raise ValueError(f"rewards.json names {missing[0]!r}, which no file defines any more: run {MADE_BY} again.")
@@ -85,6 +85,11 @@ def read_sources(folder: Path) -> dict[str, str]:
     paths = {LIBRARY_FILE: LIBRARY, OWN_FILE: folder / OWN_FILE}
     # not read_text, which changes line ends and so the hash
     return {file: path.read_bytes().decode("utf-8") for file, path in paths.items() if path.exists()}
+
+
+def current_sources(folder: Path) -> dict[str, str]:
+    """The library as this process has imported it, whatever its file says now, and the person's own file as it is."""
+    return {**read_sources(folder), LIBRARY_FILE: IMPORTED}
 
 
 def source_hash(sources: dict[str, str]) -> str:
@@ -178,4 +183,4 @@ def _run_text(text: str, path: Path) -> ModuleType:
     return module
 
 
-IMPORTED = read_sources(Path("."))[LIBRARY_FILE]  # the library as this process runs it, whatever its file says later
+IMPORTED = read_sources(Path("."))[LIBRARY_FILE]
