@@ -84,7 +84,7 @@ def test_the_setup_cell_is_short_finds_the_repository_from_outside_and_says_when
     for start in (ROOT, ROOT / "notebooks", ROOT / "notebooks" / "lab" / "train", ROOT.parent):
         monkeypatch.chdir(start)
         exec(source, scope := {})
-        assert scope["root"] == str(ROOT)
+        assert scope["root"] == ROOT
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AssertionError, match="clone the whole of it"):
         exec(source, {})

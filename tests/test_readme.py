@@ -113,7 +113,7 @@ def test_every_command_and_link_of_a_page_leads_somewhere(page):
         assert (ROOT / file).exists(), file
 
 
-@pytest.mark.parametrize("page, most", [("README.md", 1200), ("notebooks/README.md", 900), ("scoring/README.md", 900)])
+@pytest.mark.parametrize("page, most", [("README.md", 1200), ("notebooks/README.md", 900), ("scoring/README.md", 2000)])
 def test_a_page_is_short_enough_to_be_read(page, most):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert len(text.split()) <= most

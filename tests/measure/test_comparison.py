@@ -233,8 +233,6 @@ def test_what_cannot_be_compared_is_refused_with_what_to_do():
     ):
         with pytest.raises(ValueError, match=told):
             comparison.compare_models(tables, settings)
-    with pytest.raises(ValueError, match="no column 'data/x'; there are: none"):
-        comparison.compare_models({"base": table, "merged": table}, settings, by=["data/x"])
 
 
 def test_lines_by_value_have_the_worst_first_and_add_up(better):

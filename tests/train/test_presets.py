@@ -10,7 +10,7 @@ import torch
 
 from lab.files import ROOT
 from lab.train import presets
-from lab.train.presets import NO_FIELDS, PRESETS, SHOWN, choose_preset, plan_training
+from lab.train.presets import NOT_CONFIG_FIELDS, NOTEBOOK_FIELDS, PRESETS, choose_preset, plan_training
 
 NO_CARD, TURING, AMPERE = ({"bf16": b, "fp16": f} for b, f in ((False, False), (False, True), (True, False)))
 
@@ -94,7 +94,10 @@ def test_every_preset_has_a_reason_for_each_value_and_fields_that_trl_has(machin
         for starter in (True, False):
             machine(card, *[16e9] * any(card.values()), vllm=card["bf16"])
             found = plan_training(name, starter=starter)
-            assert not found.settings.keys() - fields() and found.settings.keys() | set(NO_FIELDS) >= found.rows.keys()
+            assert (
+                not found.settings.keys() - fields()
+                and found.settings.keys() | set(NOT_CONFIG_FIELDS) >= found.rows.keys()
+            )
             assert all(len(row.why) > 10 for row in found.rows.values())
 
 
@@ -331,7 +334,7 @@ def test_a_field_of_an_older_trl_is_refused_with_what_to_do_instead():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_what_notebook_03_shows_and_the_other_settings_are_all_settings_once(machine, name):
-    """GRPOConfig(…) in notebook 03 names the fields of SHOWN, and gets the others as a dictionary behind them."""
+    """GRPOConfig(…) in notebook 03 names the fields of NOTEBOOK_FIELDS, and gets the others as a dictionary behind them."""
     cells = json.loads((ROOT / "notebooks/03_train_grpo.ipynb").read_text(encoding="utf-8"))["cells"]
     (source,) = [text for cell in cells if "arguments = GRPOConfig(" in (text := "".join(cell["source"]))]
     (call,) = [
@@ -339,9 +342,9 @@ def test_what_notebook_03_shows_and_the_other_settings_are_all_settings_once(mac
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "GRPOConfig"
     ]
-    assert sorted(word.arg for word in call.keywords if word.arg) == sorted(SHOWN)
+    assert sorted(word.arg for word in call.keywords if word.arg) == sorted(NOTEBOOK_FIELDS)
     machine(AMPERE, 25e9, vllm=True)
     run = {"output_dir": "run", "seed": 1, "report_to": "none", "reward_weights": [1.0]}
     found = plan_training(name, starter=False, more={"top_p": 0.9}, **run)
-    assert set(SHOWN) <= found.settings.keys() and not found.other_settings.keys() & set(SHOWN)
-    assert {key: found[key] for key in SHOWN} | found.other_settings == found.settings
+    assert set(NOTEBOOK_FIELDS) <= found.settings.keys() and not found.other_settings.keys() & set(NOTEBOOK_FIELDS)
+    assert {key: found[key] for key in NOTEBOOK_FIELDS} | found.other_settings == found.settings

@@ -13,11 +13,11 @@ def installed(monkeypatch):
     """Trackers that can be found, by name; and an environment to write into."""
     for variable in ("TENSORBOARD_LOGGING_DIR", "WANDB_DIR", "WANDB_PROJECT", "WANDB_MODE"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(trackers, "SET", {})
+    monkeypatch.setattr(trackers, "SET_HERE", {})
     names = set()
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: name if name in names else None)
     yield names
-    for variable in trackers.SET:
+    for variable in trackers.SET_HERE:
         os.environ.pop(variable, None)
 
 

@@ -24,8 +24,7 @@ def load_problems(
     Each row has `prompt` (a chat), `code_prompt` (HumanEval's `prompt`), `test`, `entry_point`, and what else
     the source has. Without a `split` column, a random part is held out.
 
-    Raises:
-        loading.DataError: for a missing column, and for an evaluation set that is to be trained on.
+    Raises DataError for a missing column, and for an evaluation set that is to be trained on.
     """
     if to_train and any(name in source.casefold() for name in EVALUATION_SETS):
         raise loading.DataError(
@@ -53,8 +52,7 @@ def as_chat_row(row: Row, has_system: bool) -> Row:
 def drop_long_prompts(rows: Sequence[Row], tokenizer: Any, max_tokens: int) -> list[Row]:
     """The rows whose prompt has at most that many tokens: a longer one would leave no room for an answer.
 
-    Raises:
-        loading.DataError: where none is left.
+    Raises DataError where none is left.
     """
     lengths = [len(prompt_ids(tokenizer, row["prompt"])) for row in rows]
     kept = [row for row, length in zip(rows, lengths) if length <= max_tokens]
@@ -73,11 +71,9 @@ def sandbox_job(row: Row, code: str) -> dict[str, str]:
 def keep_solvable(rows: Sequence[Row], sandbox: Sandbox) -> tuple[list[Row], pd.DataFrame]:
     """The problems that a policy can be judged on, and a table of the others: entry_point, status, why.
 
-    A problem is left out where its own solution does not pass. Without one it is left out where a stub shows that the
-    test is broken or cannot be split.
+    A problem is left out if its own solution does not pass or, without one, if a stub shows that its test is broken.
 
-    Raises:
-        loading.DataError: where nothing is left.
+    Raises DataError where nothing is left.
     """
     stub = "    return None\n"
     jobs = [sandbox_job(row, row.get("canonical_solution") or stub) for row in rows]

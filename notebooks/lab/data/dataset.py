@@ -46,8 +46,8 @@ def prepare_dataset(
 ) -> PreparedDataset:
     """Checked, deduplicated rows as `prompt` (chat messages) and `answer`, split into train and test.
 
-    A row is rejected, with its reason, where it cannot be cast, has no question or answer, repeats
-    another, stands on both sides of the split (then the test side keeps it), or is too long.
+    A row is rejected, with its reason, if it cannot be cast, has no question or answer, repeats another (across the
+    split, the test side keeps it), or is too long.
 
     Args:
         schema: type of each column that is to be cast from text: str, int, float, bool or list.
@@ -86,10 +86,9 @@ def prepare_dataset(
             reject(row, f"prompt of {row['_tokens']} tokens, the limit is {limit}")
     train, test = ([row for row in part if row["_tokens"] <= limit] for part in (train, test))
     if not train or not test:
-        raise DataError(
-            f"{len(train)} rows are left to train on and {len(test)} to test on, of {len(loaded.rows)}: "
-            f"the commonest reasons are {Counter(row['reason'][:60] for row in rejected).most_common(3)}."
-        )
+        reasons = Counter(row["reason"][:60] for row in rejected).most_common(3)
+        left = f"{len(train)} rows are left to train on and {len(test)} to test on, of {len(loaded.rows)}"
+        raise DataError(f"{left}: the commonest reasons are {reasons}.")
     read = len(loaded.rows) + len(loaded.unreadable)
     report = {
         "rows": {"read": read, "train": len(train), "test": len(test), "rejected": len(rejected)},
@@ -112,11 +111,9 @@ def check_columns(rows: list[Row], columns: Iterable[str], schema: dict[str, str
     there = {name for row in rows for name in row} - {"_row"}
     missing = [name for name in (*columns, *schema) if name not in there]
     if missing:
-        semicolons = any(mark in name for name in there for mark in ";\t")
-        raise DataError(
-            f"There is no column {', '.join(map(repr, missing))}; the columns are: {', '.join(sorted(there))}."
-            + " A CSV needs commas between its values." * semicolons
-        )
+        hint = " A CSV needs commas between its values." * any(mark in name for name in there for mark in ";\t")
+        names = ", ".join(map(repr, missing))
+        raise DataError(f"There is no column {names}; the columns are: {', '.join(sorted(there))}.{hint}")
     unknown = [kind for kind in schema.values() if kind not in CASTS]
     if unknown:
         raise DataError(f"The schema names the type {unknown[0]!r}; the types are: {', '.join(CASTS)}.")
@@ -129,16 +126,16 @@ def check_row(row: Row, schema: dict[str, str], question_column: str, answer_col
     """
     row = cast_row(row, schema)
     question, answer = row.get(question_column), gold_answer(row.get(answer_column))
-    texts = [value for value in row.values() if isinstance(value, str)]
+    text = " ".join(value for value in row.values() if isinstance(value, str))
     if not isinstance(question, str) or not question.strip():
         raise ValueError("the question is missing or empty")
     if not answer:
         raise ValueError("the answer is missing or empty")
-    if any("\ud800" <= char <= "\udfff" for text in texts for char in text):
+    if re.search("[\ud800-\udfff]", text):
         raise ValueError("a text has half a surrogate pair: it is not valid Unicode")
     if answer.casefold() in ("nan", "n/a", "none", "null"):
         raise ValueError(f"the answer is {answer!r}: that is no answer")
-    if any("\ufffd" in text for text in texts):
+    if "\ufffd" in text:
         raise ValueError("a text is not valid UTF-8: save the file again in UTF-8")
     working, marker, _ = str(row[answer_column]).rpartition("####")
     solution = {"solution": working.strip()} if marker and "solution" not in row else {}
@@ -166,14 +163,13 @@ def deduplicate(train: list[Row], test: list[Row], reject: Callable[[Row, str], 
     """Without repeated questions; one that is on both sides stays on the test side only."""
     seen: dict[str, str] = {}
     kept: dict[str, list[Row]] = {"test": [], "train": []}
-    for side, part in (("test", test), ("train", train)):
-        for row in part:
-            key = normalise(row["question"])
-            if key not in seen:
-                seen[key] = side
-                kept[side].append(row)
-            else:
-                reject(row, "duplicate question" if seen[key] == side else "leak: the question is also in the test set")
+    for side, row in [("test", row) for row in test] + [("train", row) for row in train]:
+        key = normalise(row["question"])
+        if key in seen:
+            reject(row, "duplicate question" if seen[key] == side else "leak: the question is also in the test set")
+        else:
+            seen[key] = side
+            kept[side].append(row)
     return kept["train"], kept["test"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,10 +82,9 @@ def read_parquet(path: Path) -> LoadedRows:
     import pyarrow.parquet
 
     try:
-        rows = pyarrow.parquet.read_table(path).to_pylist()
+        return number_rows(pyarrow.parquet.read_table(path).to_pylist())
     except pyarrow.ArrowException as error:
         raise DataError(f"{path} is not a readable Parquet file ({error}): make it again.") from error
-    return LoadedRows([{**row, "_row": number} for number, row in enumerate(rows)])
 
 
 def read_hub(name: str, config: str | None) -> LoadedRows:
@@ -98,15 +97,19 @@ def read_hub(name: str, config: str | None) -> LoadedRows:
             f"The Hub data set {name} (config {config or 'none'}) could not be loaded: {error}\n"
             "Check the name, the config and the network, or download it as JSONL and give its path."
         ) from error
-    rows = [{**row, "split": split} for split, part in splits.items() for row in part]
+    return number_rows([{**row, "split": split} for split, part in splits.items() for row in part])
+
+
+def number_rows(rows: Sequence[Row]) -> LoadedRows:
+    """Rows that could all be read, with their positions."""
     return LoadedRows([{**row, "_row": number} for number, row in enumerate(rows)])
 
 
 def to_bool(text: str) -> bool:
-    values = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-    if text.strip().casefold() not in values:
+    text = text.strip().casefold()
+    if text not in ("true", "yes", "1", "false", "no", "0"):
         raise ValueError("not true/false, yes/no or 1/0")
-    return values[text.strip().casefold()]
+    return text in ("true", "yes", "1")
 
 
 def to_list(text: str) -> list:

@@ -38,12 +38,9 @@ class Overlap:
 
 
 def measure_overlap(train_questions: Sequence[str], test_questions: Sequence[str], words: int = WORDS) -> Overlap:
-    """Compares every held-out question with all training questions; the time grows with their length only.
+    """Compares every held-out question with all training questions: 10,000 of 40 words with 100,000 in ten seconds.
 
-    100,000 questions of 40 words against 10,000 take about ten seconds.
-
-    Raises:
-        ValueError: for fewer than one word.
+    Raises ValueError for fewer than one word.
     """
     if words < 1:
         raise ValueError(f"a shared run has at least one word, not {words}")

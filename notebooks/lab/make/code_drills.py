@@ -73,6 +73,10 @@ class Drill:
     def prompt(self) -> str:
         return f'def {self.name}({self.args}):\n    """{self.words}"""\n'
 
+    @property
+    def body(self) -> str:
+        return f"    return {self.expression}\n"
+
 
 def is_held_out(drill: Drill) -> bool:
     """True where the drill hashes to the held-out side of the split."""
@@ -130,7 +134,7 @@ def as_row(drill: Drill) -> dict[str, object]:
         "id": f"{drill.family}/{drill.name}",
         "split": "test" if is_held_out(drill) else "train",
         "prompt": drill.prompt,
-        "canonical_solution": f"    return {drill.expression}\n",
+        "canonical_solution": drill.body,
         "test": "def check(candidate):\n" + "\n".join(lines) + "\n",
         "entry_point": drill.name,
     }

@@ -42,10 +42,10 @@ def compare_models(
         tables: by model, as `grade_answers` makes them, of the same rows.
         other: the model that the verdict is on, against the baseline.
         overlap: the rows' overlap with the training questions; then its kinds are compared too.
-        by: columns by whose values the greedy answers are compared, such as "data/template".
+        by: columns by whose values the greedy answers are compared, such as "data/template" (`columns_to_compare`).
 
     Raises:
-        ValueError: for other questions or another order, a missing model or column, or nothing that can be compared.
+        ValueError: for other questions or another order, a missing model, or nothing that can be compared.
     """
     check_comparable(tables, baseline, other)
     tables = {name: table.sort_values(PLACE) for name, table in tables.items()}
@@ -77,13 +77,16 @@ def compare_models(
     record["verdict"] = verdict_by_measure(record)
     record["said"] = " ".join(comparison_sentences(record))
     before, after = (measures[m][GREEDY]["correct"] for m in (baseline, other))
-    columns = columns_of(first, by, overlap)
-    record["by"] = {column: compare_by_value(values, before, after, seed) for column, values in columns.items()}
-    record["overlap"] = None if overlap is None else {"counts": overlap.counts, "said": overlap.sentence}
-    if overlap is not None and (seen := overlap.counts.get("identical", 0)):
-        record["said"] += (
-            f" {seen} of the problems are in the training set word for word: look at the figures by overlap."
-        )
+    record["by"] = {column: compare_by_value(first[column], before, after, seed) for column in by}
+    record["overlap"] = None
+    if overlap is not None:
+        kinds = [overlap.kinds[row] for row in first["row"]]
+        record["by"]["overlap"] = compare_by_value(kinds, before, after, seed)
+        record["overlap"] = {"counts": overlap.counts, "said": overlap.sentence}
+        if same := overlap.counts.get("identical", 0):
+            record["said"] += (
+                f" {same} of the problems are in the training set word for word: see the lines by overlap."
+            )
     record["seconds"] = {f"answer_{m}": round(float(table["seconds"].sum()), 1) for m, table in tables.items()}
     return record
 
@@ -200,16 +203,6 @@ def columns_to_compare(asked: Sequence[str] | None, columns: Sequence[str]) -> l
     if missing:
         raise ValueError(f"BY names {missing[0]!r}; the data set's columns are: {', '.join(columns)}.")
     return [f"data/{name}" for name in (USUAL_COLUMNS if asked is None else asked) if name in columns]
-
-
-def columns_of(first: pd.DataFrame, by: Sequence[str], overlap: Overlap | None) -> dict[str, list]:
-    """The columns to compare by, with a value a problem."""
-    missing = [name for name in by if name not in first]
-    if missing:
-        there = [name for name in first if name.startswith("data/")]
-        raise ValueError(f"the answers have no column {missing[0]!r}; there are: {', '.join(there) or 'none'}")
-    kinds = {} if overlap is None else {"overlap": [overlap.kinds[row] for row in first["row"]]}
-    return {**{name: list(first[name]) for name in by}, **kinds}
 
 
 def compare_by_value(values: Sequence[Any], before: np.ndarray, after: np.ndarray, seed: int) -> list[dict[str, Any]]:

@@ -47,9 +47,9 @@ def paired_difference(before: Sequence[float], after: Sequence[float], seed: int
 def share_interval(values: Sequence[float], low: float, high: float, seed: int = 0) -> dict[str, float]:
     """Mean over problems of values between `low` and `high`, with its 95 % interval.
 
-    Where all n values are the same, a bootstrap would claim certainty. Then a share of the problems may still differ
-    from those seen: at most the upper end of the exact interval for 0 of n (Clopper and Pearson 1934), about 3.7 / n.
-    The ends are the mean with that share off by 1.
+    Where all n values are the same, a bootstrap would claim certainty. Unseen problems may differ, up to the upper end
+    of the exact interval for 0 of n (Clopper and Pearson 1934), about 3.7 / n. The ends are the mean with that share
+    off by 1.
 
     >>> {name: round(value, 3) for name, value in share_interval([1.0] * 500, 0, 1).items()}
     {'estimate': 1.0, 'low': 0.993, 'high': 1.0}
@@ -90,7 +90,7 @@ def sign_flips(change: Sequence[float], seed: int = 0) -> float:
 def problems_needed(gained: int, lost: int, n: int) -> int:
     """About how many problems show a gain as large as this one, at 5 % two-sided with a power of 80 % (Connor 1987).
 
-    At least as many as have `FEWEST_CHANGES` changed verdicts: with fewer no exact test can show anything.
+    At least so many that `FEWEST_CHANGES` verdicts change: with fewer no exact test can show anything.
 
     >>> problems_needed(30, 24, 500), problems_needed(3, 0, 3)
     (5885, 6)
@@ -143,8 +143,8 @@ def majority_at_k(different: tuple[tuple[int, float], ...], silent: int, k: int)
     """Expected share right of the commonest answer among k samples drawn without replacement (Wang et al. 2022, maj@k).
 
     Answers that are equally common share the credit. A sample without an answer does not vote; k without any are wrong.
-    The count is exact. For each number w of votes that can win, it adds the answers one by one and keeps the ways to
-    draw k samples with w as the most: by samples drawn, and by answers that have w. Beside them it keeps their credit.
+    The count is exact: for each number w of votes that can win, answers are added one by one to the ways to draw k
+    samples with w as the most, by samples drawn and by answers that have w, and to the credit of those ways.
 
     Args:
         different, silent: what `votes` returns.

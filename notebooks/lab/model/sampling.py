@@ -58,17 +58,13 @@ def sample_batches(
 ) -> Iterator[tuple[list[int], list[list[Sampled]], float]]:
     """Batch by batch: the places of its prompts, their groups of n completions, the seconds it took.
 
-    The random numbers of a batch depend on the seed and its number only. It gives the same texts whether or not the
-    batches before it were sampled.
+    The random numbers of a batch depend on the seed and its number only, not on the batches before it.
 
     Args:
-        temperature: 0 is greedy decoding (then n must be 1).
+        temperature: 0 is greedy decoding (then n must be 1, else ValueError).
         batch_size: completions generated at once.
         stop: texts that end a completion; the completion keeps the one that it ended at.
         skip: numbers of batches (see `batches`) to leave out.
-
-    Raises:
-        ValueError: for n > 1 with greedy decoding, which would give n equal texts.
     """
     if n > 1 and not temperature:
         raise ValueError("greedy decoding (temperature=0) gives one completion a prompt: use n=1 or a temperature")
@@ -100,12 +96,7 @@ def generate_batch(
     stop: Sequence[str],
     options: dict[str, Any],
 ) -> list[Sampled]:
-    """The completions of one batch of rendered prompts; those of a prompt stand together.
-
-    Args:
-        seed: (the seed of all batches, the number of this one).
-        options: keywords of `model.generate`.
-    """
+    """The completions of one batch of rendered prompts; those of a prompt stand together. `options`: of `generate`."""
     import torch
 
     side, tokenizer.padding_side = tokenizer.padding_side, "left"

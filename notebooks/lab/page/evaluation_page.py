@@ -362,7 +362,7 @@ def suspect_answers(table: pd.DataFrame, models: Sequence[str]) -> dict[int, dic
 def same_for_many(table: pd.DataFrame, models: Sequence[str]) -> Iterator[tuple[int, str]]:
     """(row, why) of answers, not right ones, that one model gave to several prompts."""
     bare = pd.Series(["".join(text.lower().split()) for text in table["text"]], table.index, dtype=object)
-    prompts = table.groupby([table["model"], bare])["prompt_row"].transform("nunique")
+    prompts = table.groupby([table["model"], bare.map(hash)])["prompt_row"].transform("nunique")
     often = (prompts >= suspects.ALIKE_PROMPTS) & (bare.str.len() >= suspects.ALIKE_LETTERS) & (table["right"] != 1)
     for i in np.flatnonzero(often):
         yield i, f"{prompts[i]} prompts got this text from {models[table['model'][i]]}, case and white space aside"

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lab.files import Row
+from lab.measure.verdicts import interval_text, signed_points
 from lab.show.figure_style import COLOURS, SMALL, add_legend, caption, fit_legends, shorten, styled
 
 MEASURES = {"format": "strict\nformat", "correct": "correct,\nanswer block", "right_anyhow": "right,\nany style"}
@@ -48,9 +49,7 @@ def verdict_title(evaluation: Row) -> str:
         greedy = name == "correct"
         found = change["greedy" if greedy else "sampled"][name]
         label = "Correct, greedy" if greedy else f"{name} at temperature {evaluation['settings']['temperature']:g}"
-        points = [f"{round(100 * found[key], 1) + 0.0:+.1f}" for key in ("estimate", "low", "high")]
-        middle, low, high = (text.replace("-", "−") for text in points)
-        lines.append(f"{label}: {verdict} ({middle} points, {low} to {high})")
+        lines.append(f"{label}: {verdict} ({signed_points(found['estimate'])} points, {interval_text(found)})")
     return "\n".join(lines)
 
 

@@ -141,10 +141,10 @@ def draw_held_out(axes: Axes, record: RunRecord, looks: dict[str, Row]) -> None:
         axes.plot(drawn["step"], drawn[name], color=looks[name]["color"], markersize=size, **edge)
     if measured:
         sizes = table["n"].dropna().unique()
-        many = f", n = {sizes[0]:.0f}" if len(sizes) == 1 else ""
-        many += f" ({len(drawn)} of {len(table)} shown)" if len(drawn) < len(table) else ""
         how = "greedy" if record.source == "ours" else "sampled"
-        axes.plot([], [], color="white", markersize=5, label=f"held out, {how}{many}", **edge)
+        how += f", n = {sizes[0]:.0f}" if len(sizes) == 1 else ""
+        how += f" ({len(drawn)} of {len(table)} shown)" if len(drawn) < len(table) else ""
+        axes.plot([], [], color="white", markersize=5, label=f"held out, {how}", **edge)
 
 
 def draw_signal(axes: Axes, record: RunRecord) -> None:

@@ -20,12 +20,13 @@ from lab.model.policy import precision
 from lab.train.config_fields import right_name
 
 LOADER = ("load_in_4bit", "lora_rank", "full_finetuning")  # what the model's loader gets, and no field of GRPOConfig
-NO_FIELDS = (*LOADER, "prompts_per_step", "groups_per_batch", "fast_inference", "gpu_memory_utilization")
+NOT_CONFIG_FIELDS = (*LOADER, "prompts_per_step", "groups_per_batch", "fast_inference", "gpu_memory_utilization")
 BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 # The fields that notebook 03 shows one by one where it makes its GRPOConfig; `other_settings` are all others.
-SHOWN = """output_dir seed report_to reward_weights learning_rate lr_scheduler_type warmup_steps optim max_steps save_steps
-num_generations max_completion_length temperature beta loss_type scale_rewards num_iterations mask_truncated_completions
-per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing bf16 fp16""".split()
+NOTEBOOK_FIELDS = """output_dir seed report_to reward_weights learning_rate lr_scheduler_type warmup_steps optim max_steps
+save_steps num_generations max_completion_length temperature beta loss_type scale_rewards num_iterations
+mask_truncated_completions per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing bf16
+fp16""".split()
 
 
 class Setting(NamedTuple):
@@ -123,12 +124,12 @@ class TrainingPlan:
     @property
     def settings(self) -> dict[str, Any]:
         """What goes to GRPOConfig."""
-        return {name: row.value for name, row in self.rows.items() if name not in NO_FIELDS}
+        return {name: row.value for name, row in self.rows.items() if name not in NOT_CONFIG_FIELDS}
 
     @property
     def other_settings(self) -> dict[str, Any]:
         """The fields of GRPOConfig that notebook 03 does not show one by one."""
-        return {name: value for name, value in self.settings.items() if name not in SHOWN}
+        return {name: value for name, value in self.settings.items() if name not in NOTEBOOK_FIELDS}
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -216,7 +217,7 @@ def check_names_and_counts(yours: Mapping[str, Any]) -> None:
     """Raises ValueError for names that nobody reads, and for counts that are none."""
     from trl import GRPOConfig  # only now: unsloth must be imported before it
 
-    known = {*NO_FIELDS, *GRPOConfig.__dataclass_fields__}
+    known = {*NOT_CONFIG_FIELDS, *GRPOConfig.__dataclass_fields__}
     for name, value in yours.items():
         whole = isinstance(value, int) and not isinstance(value, bool)
         if name not in known:

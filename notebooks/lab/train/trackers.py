@@ -12,19 +12,19 @@ from lab.files import relative
 
 PROJECT = "grpo"
 # For each tracker the command that shows its runs.
-SHOW = {
+SHOW_COMMANDS = {
     "tensorboard": "tensorboard --logdir {folder}",
     "trackio": f"trackio show --project {PROJECT}",  # it keeps a place of its own, which TRACKIO_DIR names
     "wandb": "wandb sync {folder}/wandb/offline-run-*",
 }
-SET: dict[str, str] = {}  # variables that were set here
+SET_HERE: dict[str, str] = {}  # variables that were set here
 
 
 def tracker_names(report_to: str | Sequence[str] | None) -> list[str]:
     """The trackers that `report_to` names; "all" is all that are installed."""
     names = [report_to] if isinstance(report_to, str) else list(report_to or [])
     if "all" in names:
-        return [name for name in SHOW if importlib.util.find_spec(name)]
+        return [name for name in SHOW_COMMANDS if importlib.util.find_spec(name)]
     return [name for name in names if name != "none"]
 
 
@@ -34,9 +34,9 @@ def tracker_problems(report_to: str | Sequence[str] | None) -> Iterator[str]:
 
     for name in tracker_names(report_to):
         if name not in INTEGRATION_TO_CALLBACK:
-            known = f"give one or a list of {', '.join(SHOW)}"
+            known = f"give one or a list of {', '.join(SHOW_COMMANDS)}"
             yield f"report_to asks for {name!r}, which transformers does not know: {known}."
-        if name in SHOW and not importlib.util.find_spec(name):
+        if name in SHOW_COMMANDS and not importlib.util.find_spec(name):
             yield f'report_to asks for {name}, which is not installed: pip install {name}, or REPORT_TO = "none".'
 
 
@@ -57,6 +57,6 @@ def prepare_trackers(arguments: Any, folder: Path, run_name: str) -> list[str]:
         (folder / "wandb").mkdir(parents=True, exist_ok=True)  # it would write elsewhere
         variables |= {"WANDB_DIR": str(folder / "wandb"), "WANDB_PROJECT": PROJECT, "WANDB_MODE": "offline"}
     for variable, value in variables.items():
-        if os.environ.get(variable) == SET.get(variable):  # not set, or by an earlier run in this kernel
-            os.environ[variable] = SET[variable] = value
-    return [SHOW[name].format(folder=relative(folder / name)) for name in names if name in SHOW]
+        if os.environ.get(variable) == SET_HERE.get(variable):  # not set, or by an earlier run in this kernel
+            os.environ[variable] = SET_HERE[variable] = value
+    return [SHOW_COMMANDS[name].format(folder=relative(folder / name)) for name in names if name in SHOW_COMMANDS]
