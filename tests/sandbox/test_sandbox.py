@@ -688,7 +688,7 @@ def test_a_missing_layer_that_may_miss_is_warned_of_once(monkeypatch):
         Sandbox(workers=1, without=["namespaces", "landlock"]).close()
         import warnings
 
-        warnings.warn("the only one")
+        warnings.warn("the only one", stacklevel=1)
     assert [str(one.message) for one in caught] == ["the only one"]
 
 

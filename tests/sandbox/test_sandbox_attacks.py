@@ -20,9 +20,9 @@ import warnings
 from pathlib import Path
 
 import pytest
-from tests.sandbox.attacks import DONE, DOUBLE_TEST, FORGERIES, HARMS, OWN_ARGUMENT_TEST, Attack
 
 from sandbox import Sandbox
+from tests.sandbox.attacks import DONE, DOUBLE_TEST, FORGERIES, HARMS, OWN_ARGUMENT_TEST, Attack
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox is Linux's")
 
