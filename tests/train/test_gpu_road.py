@@ -117,7 +117,7 @@ def test_held_out_answers_leave_unsloths_model_training_as_it_was(monkeypatch, w
     )
     monkeypatch.setattr(trl.models, "unwrap_model_for_generation", lambda *args: contextlib.nullcontext(model))
     monkeypatch.setattr(callbacks, "sample", lambda *args, **more: model.train(False) or ["answers"])
-    part = SimpleNamespace(trainer=trainer, tokenizer=None, rows=[], max_new_tokens=8, batch_size=4)
+    part = SimpleNamespace(trainer=trainer, tokenizer=None, rows=[], max_new_tokens=8)
     assert callbacks.HeldOut._answer(part) == ["answers"]
     assert model.training is was_training and model.calls == calls
 

@@ -313,7 +313,7 @@ def test_the_callers_list_of_functions_stays_as_it_was(tmp_path):
     chosen_rewards.save_choice(tmp_path, {"x_reward": 1})
     functions, _, _ = chosen_rewards.load_choice(tmp_path)
     trainer = Trainer(functions)
-    LiveRewards(tmp_path, tmp_path / "run", say=lambda text: None).attach(trainer)
+    LiveRewards(tmp_path, tmp_path / "run", print, say=lambda text: None).attach(trainer)
     trainer.step()
     (tmp_path / "my_rewards.py").write_text(OWN.replace("LIMIT = 5", "LIMIT = 6"))
     trainer.step()
@@ -322,7 +322,7 @@ def test_the_callers_list_of_functions_stays_as_it_was(tmp_path):
 
 def test_a_trainer_without_chosen_rewards_has_nothing_to_watch(tmp_path):
     with pytest.raises(ValueError, match="nothing to watch"):
-        LiveRewards(tmp_path, tmp_path).attach(Trainer([lambda completions, **kwargs: [0.0]][:0]))
+        LiveRewards(tmp_path, tmp_path, print).attach(Trainer([lambda completions, **kwargs: [0.0]][:0]))
 
 
 def test_a_reward_may_use_everything_that_trl_gives(tmp_path):

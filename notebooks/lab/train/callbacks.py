@@ -136,17 +136,9 @@ class HeldOut(StatefulCallback):
     Mean scores go to `log.jsonl` (and to every tracker) as `eval_<reward>`, the answers to `held_out/`.
     """
 
-    def __init__(
-        self,
-        run: RunRecorder,
-        rows: Sequence[Row],
-        tokenizer: Any,
-        every: int,
-        max_new_tokens: int,
-        batch_size: int = 64,
-    ) -> None:
+    def __init__(self, run: RunRecorder, rows: Sequence[Row], tokenizer: Any, every: int, max_new_tokens: int) -> None:
         self.run, self.rows, self.tokenizer, self.every = run, list(rows), tokenizer, every
-        self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
+        self.max_new_tokens = max_new_tokens
         # special tokens left out, as TRL keeps the prompts of training
         ids = [tokenizer(render(tokenizer, row["prompt"]), add_special_tokens=False)["input_ids"] for row in self.rows]
         self.prompts = tokenizer.batch_decode(ids, skip_special_tokens=True)
@@ -183,7 +175,7 @@ class HeldOut(StatefulCallback):
 
         states, trainer = random_states(), self.trainer
         was_training, prompts = trainer.model.training, [row["prompt"] for row in self.rows]
-        how = {"temperature": 0, "max_new_tokens": self.max_new_tokens, "batch_size": self.batch_size}
+        how = {"temperature": 0, "max_new_tokens": self.max_new_tokens, "batch_size": 64}
         try:
             with unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator) as model, torch.no_grad():
                 return sample(model, self.tokenizer, prompts, **how)

@@ -61,13 +61,7 @@ class LiveRewards(StatefulCallback):
     """
 
     def __init__(
-        self,
-        folder: Path,
-        run: Path,
-        on_event: Callable[[dict], None] = lambda event: None,
-        *,
-        time_limit: float = 60.0,
-        say: Callable[[str], None] = print,
+        self, folder: Path, run: Path, on_event: Callable, time_limit: float = 60, say: Callable = print
     ) -> None:
         self.folder, self.run, self.on_event = Path(folder), Path(run), on_event
         self.time_limit, self.say = time_limit, say

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import platform
 import random
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from lab.files import Row
+from lab.setup import version_of
 
 PACKAGES = "torch transformers trl peft bitsandbytes datasets accelerate unsloth unsloth_zoo vllm".split()
 MOST_PRINTED = 20_000  # characters of what rewards print in a step that are kept
@@ -21,13 +21,8 @@ MOST_PRINTED = 20_000  # characters of what rewards print in a step that are kep
 
 def package_versions() -> dict[str, str]:
     """The version of Python and of each package that a run depends on."""
-    versions = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return versions
+    found = {name: version_of(name) or "not installed" for name in PACKAGES}
+    return {"python": platform.python_version(), **found}
 
 
 def peak_memory() -> Row:

@@ -271,26 +271,23 @@ class RunRecorder(StatefulCallback):
             append_jsonl(self.folder / "printed.jsonl", {"step": step, "text": text})
 
     def _time_generation(self, generate: Callable, prompts: list) -> Any:
-        began = time.perf_counter()
-        generated = generate(prompts)
-        self._add_training_metric("time/generating", time.perf_counter() - began)
+        generated = self._timed("time/generating", generate, prompts)
         self.prompt_tokens = [len(ids) for ids in generated[0]]
         return generated
 
-    def _time_scoring(
-        self, score: Callable, rows: Any, prompts: Any, completions: Any, completion_ids: Sequence
-    ) -> Any:
-        began = time.perf_counter()
+    def _time_scoring(self, score: Callable, rows: Any, *call: Any) -> Any:
         with self.printed.capture():
-            scores = score(rows, prompts, completions, completion_ids)
-        self._add_training_metric("time/scoring", time.perf_counter() - began)
-        lengths = {"tokens": [len(ids) for ids in completion_ids], "prompt_tokens": self.prompt_tokens}
+            scores = self._timed("time/scoring", score, rows, *call)
+        lengths = {"tokens": [len(ids) for ids in call[-1]], "prompt_tokens": self.prompt_tokens}
         trl_internals.add_columns(self.trainer, {**lengths, **data_columns(rows)})
         return scores
 
-    def _add_training_metric(self, name: str, value: float) -> None:
+    def _timed(self, metric: str, function: Callable, *arguments: Any) -> Any:
+        began = time.perf_counter()
+        result = function(*arguments)
         if self.trainer.model.training:
-            trl_internals.add_metric(self.trainer, name, value)
+            trl_internals.add_metric(self.trainer, metric, time.perf_counter() - began)
+        return result
 
     def _check_disk(self, needed: int) -> None:
         place = next(path for path in (self.folder, *self.folder.parents) if path.exists())

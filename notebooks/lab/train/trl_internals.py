@@ -74,7 +74,7 @@ def wrap_scoring(trainer: Any, wrapper: Callable) -> None:
     `score` returns a tensor: a row for each completion of all processes, a column for each reward.
     """
     score = trainer._calculate_rewards
-    trainer._calculate_rewards = lambda *call, **named: wrapper(score, *call, **named)
+    trainer._calculate_rewards = lambda *call: wrapper(score, *call)
 
 
 def add_columns(trainer: Any, columns: Mapping[str, Sequence]) -> None:
