@@ -52,7 +52,6 @@ from scoring.answers import (
     split_completion,
 )
 from scoring.batch import Batch, assistant_prefix, completion_text, count_tokens, message_text, question_text
-from scoring.choices import choice_index, chosen_index
 from scoring.code import (
     DOUBLE,
     LONGEST_CODE,
@@ -78,7 +77,7 @@ from scoring.formats import FORMAT, SYSTEM_PROMPT, BoxedFormat, Format, HashForm
 from scoring.judge import DEFAULT_JUDGE, Judge
 from scoring.mathematics import LONGEST_EXPRESSION, is_expression, is_mathematics, symbolically_equal, unwrap_formula
 from scoring.numbers import extract_number, read_number, same_number, units_differ
-from scoring.structured import arithmetic, best_schedule
+from scoring.structured import arithmetic, best_schedule, choice_index, chosen_index
 from scoring.text import bleu_scorer, compiled, count_steps, ngrams, reference_and_text, rouge_f_measure
 
 __all__ = ["format_reward", "soft_format_reward", "correctness_reward", "math_reward", "numeric_closeness_reward"]
@@ -242,11 +241,9 @@ def rouge_reward(completion: str, answer: Any, *, kind: str = "rougeL") -> float
 
 
 PARSED = 0.2  # what JSON that parses is worth before any of the schema is held
-PERSON = """{"type": "object", "properties": {"name": {"type": "string", "minLength": 1}, "age": {"type": "integer"}},
-"required": ["name", "age"], "additionalProperties": false}"""
 
 
-@reward(claims_correctness=True, example={"schema": PERSON, "right": '{"name": "Ann", "age": 31}'})
+@reward(claims_correctness=True, example={"schema": structured.PERSON, "right": '{"name": "Ann", "age": 31}'})
 def json_reward(completion: str, schema: Any) -> float | None:
     """Whether the final text is JSON, and how much of a JSON Schema it holds.
 
@@ -293,12 +290,7 @@ def countdown_reward(completion: str, numbers: Sequence[int], target: Any) -> fl
     return 1.0 if value == wanted and sorted(used) == sorted(given_numbers) else 0.0
 
 
-EVENTS = """[{"name": "Standup", "start": "09:00", "end": "09:30", "weight": 1},
-{"name": "Review", "start": "09:15", "end": "10:00", "weight": 2},
-{"name": "Lunch", "start": "12:00", "end": "13:00", "weight": 1}]"""
-
-
-@reward(claims_correctness=True, example={"events": EVENTS, "right": "09:15-10:00 Review\n12:00-13:00 Lunch"})
+@reward(claims_correctness=True, example=structured.MORNING)
 def schedule_reward(completion: str, events: Any) -> float | None:
     """How good a schedule without overlaps is: the weight of its events, as a share of the best possible.
 
@@ -502,13 +494,9 @@ def diversity_reward(completions: Sequence[str], *, n: int = 2) -> list[float]:
     [0.5, 0.5, 1.0]
     """
     sets = [set(ngrams(text, n)) or {(text.strip(),)} for text in completions]
-    total = [0.0] * len(sets)
-    for i, j in itertools.combinations(range(len(sets)), 2):
-        shared = len(sets[i] & sets[j])
-        distance = 1 - shared / (len(sets[i]) + len(sets[j]) - shared)
-        total[i] += distance
-        total[j] += distance
-    return [value / (len(sets) - 1) for value in total] if len(sets) > 1 else [1.0] * len(sets)
+    if len(sets) < 2:
+        return [1.0] * len(sets)
+    return [sum(1 - len(one & other) / len(one | other) for other in sets) / (len(sets) - 1) for one in sets]
 
 
 @reward

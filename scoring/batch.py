@@ -1,9 +1,10 @@
-"""What TRL hands to a reward at one step, and the texts in it."""
+"""What TRL hands to a reward at one step, the texts in it, and a call like TRL's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from scoring import formats
@@ -96,3 +97,36 @@ class Batch:
         for i, prompt in enumerate(self.prompts):
             found.setdefault(repr((prompt, [values[i] for values in columns])), []).append(i)
         return list(found.values())
+
+
+def call_as_trl(
+    function: Callable,
+    prompts: Sequence[Any],
+    completions: Sequence[str],
+    columns: Mapping[str, Sequence[Any]],
+    *,
+    completion_ids: Sequence[Sequence[int]] | None = None,
+    trainer_state: Any = None,
+) -> list[float | None]:
+    """A reward called as TRL calls it; every call outside of training goes through here.
+
+    Args:
+        function: a TRL reward function.
+        completions: texts, one a prompt. A chat prompt gets its completion as messages, as in training.
+        columns: the data set's; `prompt` is left out.
+        completion_ids: token ids; without them the lengths are estimated from the texts.
+        trainer_state: `global_step`, `max_steps` and `epoch`; by default those of step 0.
+    """
+    messages = [
+        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+        for prompt, text in zip(prompts, completions, strict=True)
+    ]
+    return function(
+        prompts=list(prompts),
+        completions=messages,
+        completion_ids=completion_ids or [list(range(count_tokens(text, None))) for text in completions],
+        trainer_state=trainer_state or SimpleNamespace(global_step=0, max_steps=1, epoch=0.0),
+        log_extra=lambda *_: None,
+        log_metric=lambda *_: None,
+        **{name: list(values) for name, values in columns.items() if name != "prompt"},
+    )

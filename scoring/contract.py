@@ -33,9 +33,9 @@ class MissingColumnError(ValueError):
 
 
 NEUTRAL = (RewardFailure, TimeoutError, ConnectionError)  # failures of the surroundings; all else is a bug
-# HTTP clients and subprocess have classes of their own for the same
-NEUTRAL_NAMES = {"ConnectionError", "Timeout", "TimeoutException", "TimeoutExpired", "NetworkError", "URLError"}
-NEUTRAL_NAMES.add("APIConnectionError")
+NEUTRAL_NAMES = set(  # of HTTP clients and subprocess, for the same
+    "ConnectionError Timeout TimeoutException TimeoutExpired NetworkError URLError APIConnectionError".split()
+)
 NOT_COLUMNS = {"prompt", "prompts", "completion", "completions", *BY_TRL}
 
 
@@ -180,23 +180,20 @@ class RewardFunction:
         for name in (*self._names, *self.columns):
             values = batch.columns.get(name, batch.texts)
             if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != len(batch.texts):
-                raise ValueError(
-                    f"{self.__name__}: the column {name!r} needs one value for each of {len(batch.texts)} completions"
-                )
+                needs = f"the column {name!r} needs one value for each of {len(batch.texts)} completions"
+                raise ValueError(f"{self.__name__}: {needs}")
         return [self._checked(value, text) for value, text in zip(self.values(batch), batch.texts, strict=True)]
 
     def check_columns(self, available: Iterable[str]) -> None:
         """Raises MissingColumnError, naming what is missing, unless every needed column is there."""
         available = set(available)
-        missing = [name for name in self.columns if name not in available]
-        if not missing:
-            return
-        there, names = sorted(available - NOT_COLUMNS), ", ".join(map(repr, missing))
-        near = "".join(f" Did you mean {name!r}?" for name in difflib.get_close_matches(missing[0], there, 1))
-        raise MissingColumnError(
-            f"{self.__name__} needs the data-set column {names}; there are: {', '.join(there) or 'none'}.{near} "
-            "Rename the column in 01_prepare_data, or give the parameter a default."
-        )
+        if missing := [name for name in self.columns if name not in available]:
+            there, names = sorted(available - NOT_COLUMNS), ", ".join(map(repr, missing))
+            near = "".join(f" Did you mean {name!r}?" for name in difflib.get_close_matches(missing[0], there, 1))
+            raise MissingColumnError(
+                f"{self.__name__} needs the data-set column {names}; there are: {', '.join(there) or 'none'}.{near} "
+                "Rename the column in 01_prepare_data, or give the parameter a default."
+            )
 
     def values(self, batch: Batch) -> list:
         """What the function says of each completion, unchecked; a failure stands for itself."""
@@ -210,16 +207,15 @@ class RewardFunction:
                 if not is_failure(result):
                     raise self._broken(result, batch.texts[rows[0]]) from result
                 result = [result] * len(rows)
-            elif self.groupwise:
+            elif not self.groupwise:
+                result = [result]
+            else:
                 result = result.tolist() if hasattr(result, "tolist") else result  # numpy's and torch's too
                 if not isinstance(result, Sequence) or isinstance(result, str) or len(result) != len(rows):
                     raise RewardError(
                         f"{self.__name__} must return one score for each of the {len(rows)} completions of a group, "
                         f"not {shortened(result)}"
                     )
-            else:
-                found[rows[0]] = result
-                continue
             for i, value in zip(rows, result):
                 found[i] = value
         for column, values in extra.items() if "log_extra" in batch.from_trl else ():
@@ -245,14 +241,12 @@ class RewardFunction:
                 values[i] = one
 
         for rows in rows_of_calls:
-            first = rows[0]
-            arguments = {n: values[first] for n, values in columns.items()}
+            arguments = {n: values[rows[0]] for n, values in columns.items()}
             if self.groupwise:
                 arguments |= {n: [values[i] for i in rows] for n, values in each.items()}
             if "log_extra" in names:
                 arguments["log_extra"] = functools.partial(put, rows)
-            arguments.update(same)
-            yield arguments
+            yield arguments | same
 
     def _attempt(self, arguments: dict[str, Any]) -> Any:
         try:
@@ -267,9 +261,8 @@ class RewardFunction:
         return run_in_background(all_of_them())
 
     def _broken(self, error: BaseException, text: str) -> RewardError:
-        return RewardError(
-            f"{self.__name__} raised {type(error).__name__}: {error}\non the completion {shortened(text)}"
-        )
+        why = f"{type(error).__name__}: {error}\non the completion {shortened(text)}"
+        return RewardError(f"{self.__name__} raised {why}")
 
     def _checked(self, value: Any, text: str) -> float | Exception | None:
         if type(value) is float and -math.inf < self.low <= value <= self.high < math.inf:  # as nearly all are
@@ -362,9 +355,9 @@ def callable_name(function: Any) -> str:
 def name_with(name: str, options: dict[str, Any]) -> str:
     """A metric name that keeps two settings of one function apart, for columns and file names alike."""
     settings = ",".join(f"{key}={value}" for key, value in options.items())
-    if re.fullmatch(r"[\w.,=+-]{1,60}", settings):
-        return f"{name}[{settings}]"
-    return f"{name}[{hashlib.sha256(repr(options).encode()).hexdigest()[:8]}]"
+    if not re.fullmatch(r"[\w.,=+-]{1,60}", settings):
+        settings = hashlib.sha256(repr(options).encode()).hexdigest()[:8]
+    return f"{name}[{settings}]"
 
 
 def shortened(value: Any, longest: int = 300) -> str:

@@ -38,9 +38,8 @@ def check_contract(function: RewardFunction, trials: Sequence[Trial]) -> Iterato
         "1 MB of hostile text in under a second, in linear time": lambda: slow_text(function, trial),
     }
     if not function.groupwise:
-        checks["same score alone as in the batch"] = lambda: first_difference(
-            base, [trial.call(function, [text])[0] for text in texts], texts
-        )
+        alone = (trial.call(function, [text])[0] for text in texts)
+        checks["same score alone as in the batch"] = lambda: first_difference(base, list(alone), texts)
     if not isinstance(function, AdoptedFunction):  # which need only take what your rows are: chat or text, begun or not
 
         def scores(prompt: Any, texts: Sequence[str]) -> list[float | None]:
@@ -108,19 +107,16 @@ def slow_text(function: RewardFunction, trial: Trial) -> str:
         trial.call(function, [text])
         return time.process_time() - started
 
-    def too_long(took: float, tenth: float) -> bool:
-        return took > MOST_SECONDS or took > max(0.2, STEEPEST * tenth)
-
     write = formats.FORMAT.write
     for unit in HOSTILE:
         for wrap in (str, lambda text: write(WORKING, text), lambda text: write(text, "12")):
             tenth = math.inf
             for size in (10_000, 100_000, 1_000_000):
                 text = wrap(unit * (size // len(unit)))
-                took = seconds(text)
-                if too_long(took, tenth):  # a garbage collection falls on one call, and hardly on two
+                took, limit = seconds(text), min(MOST_SECONDS, max(0.2, STEEPEST * tenth))
+                if took > limit:  # a garbage collection falls on one call, and hardly on two
                     took = min(took, seconds(text))
-                if too_long(took, tenth):
+                if took > limit:
                     steep = f", {took / tenth:.0f} times that of a tenth" if tenth < math.inf else ""
                     return f"{took:.1f} s for {size // 1000} kB of {unit!r}{steep}"
                 tenth = took

@@ -42,9 +42,7 @@ class Judge:
     max_cost: float = 10.0  # dollars; no call begins once they are spent
     price_in: float = 0.0  # dollars per million tokens; without prices the cost stays 0
     price_out: float = 0.0
-    cache: str | os.PathLike | None = (
-        None  # an SQLite file that keeps every grade, so that a repeated run costs nothing
-    )
+    cache: str | os.PathLike | None = None  # an SQLite file that keeps all grades: a repeated run costs nothing
     host: str = field(default="", init=False)  # of base_url, for messages
     calls: int = field(default=0, init=False, repr=False)  # the repr names the reward: it must not change
     cost: float = field(default=0.0, init=False, repr=False)

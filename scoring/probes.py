@@ -13,10 +13,9 @@ from typing import Any
 
 from scoring import formats
 from scoring.answers import extract_answer, gold_text, same_answer
-from scoring.batch import assistant_prefix, question_text
+from scoring.batch import assistant_prefix, call_as_trl, question_text
 from scoring.contract import MissingColumnError, RewardFunction
 from scoring.numbers import extract_number
-from scoring.trl_call import call_as_trl
 
 FALSE = ("wrong", "silent", "cheating")  # the kinds that must score below a right answer
 WORKING = "Let me think about what is asked."  # reasoning that gives nothing away

@@ -1,4 +1,4 @@
-"""Answers with a structure: JSON against a JSON Schema, countdown sums, schedules."""
+"""Answers with a structure: multiple choice, countdown sums, schedules, JSON against a JSON Schema."""
 
 from __future__ import annotations
 
@@ -7,12 +7,43 @@ import bisect
 import functools
 import json
 import math
+import numbers
 import re
 from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
-from scoring.answers import plain_text
+from scoring.answers import gold_text, plain_text
+from scoring.mathematics import unwrap_formula
+
+ANNOUNCED = r"(?:(?:the )?(?:correct )?(?:answer|option|choice)(?: is)?:? )?"
+CHOICE = re.compile(ANNOUNCED + r"\(?([a-z])\)?(?:[.):]|\s|$)\s*(.*)", re.DOTALL)
+LONGEST_CHOICE = 200  # characters around the text of a choice
+
+
+def choice_index(answer: Any, texts: list[str]) -> int | None:
+    """Which of the choices, as `plain_text`, the gold means, from 0: a text, an index, or a letter; None for none."""
+    if isinstance(answer, numbers.Integral) and not isinstance(answer, bool):
+        return int(answer) if 0 <= answer < (len(texts) or 26) else None
+    gold = plain_text(gold_text(answer) or "")
+    if gold in texts:
+        return texts.index(gold)
+    match = CHOICE.fullmatch(gold)
+    index = ord(match[1]) - ord("a") if match else -1
+    return index if 0 <= index < (len(texts) or 26) else None
+
+
+def chosen_index(given: str, texts: list[str]) -> int | None:
+    """Which choice an answer names, from 0: by its text, its letter, or both in agreement; None for none."""
+    if len(given) > LONGEST_CHOICE + max(map(len, texts), default=0):
+        return None
+    given = plain_text(unwrap_formula(given)).strip("[]")
+    if texts.count(given) == 1:  # the text first: a choice may be called "b" and not be the second
+        return texts.index(given)
+    match = CHOICE.fullmatch(given)
+    index = ord(match[1]) - ord("a") if match else None
+    agrees = match and (not match[2] or plain_text(match[2]) in texts[index : index + 1])
+    return index if agrees else None
 
 
 def whole_numbers(values: Any) -> list[int]:
@@ -67,6 +98,11 @@ def arithmetic(expression: str) -> tuple[Fraction, list[int]] | None:
 
 CLOCK = re.compile(r"[-*•\s]{0,8}(\d{1,2}):(\d{2})\s{0,3}(?:-|–|to)\s{0,3}(\d{1,2}):(\d{2})[\s:,]{1,5}(\S.*)")
 LONGEST_LINE = 300  # characters of one entry of a schedule
+MORNING = {  # a small problem, for the audit and the cases; the best choice weighs 3
+    "events": """[{"name": "Standup", "start": "09:00", "end": "09:30", "weight": 1},
+{"name": "Review", "start": "09:15", "end": "10:00", "weight": 2}, {"name": "Lunch", "start": "12:00", "end": "13:00"}]""",
+    "right": "09:15-10:00 Review\n12:00-13:00 Lunch",
+}
 
 
 def read_events(events: Any) -> dict[tuple[int, int, str], float]:
@@ -106,6 +142,8 @@ def read_schedule(text: str) -> list[tuple[int, int, str]] | None:
     return sorted(chosen)
 
 
+PERSON = """{"type": "object", "properties": {"name": {"type": "string", "minLength": 1}, "age": {"type": "integer"}},
+"required": ["name", "age"], "additionalProperties": false}"""
 JSON_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n?```", re.DOTALL)
 
 
@@ -163,15 +201,10 @@ def strict_json(text: str) -> Any:
     return json.loads(text, parse_constant=number, parse_float=number, object_pairs_hook=unique)
 
 
-NOT_DEMANDS = set(  # keywords that are judged with others, or demand nothing
-    "properties required then else $schema $id $defs definitions title description default examples $comment".split()
-)
-TOGETHER = {  # keywords that say nothing without these
-    "items": ("prefixItems",),
-    "if": ("then", "else"),
-    "contains": ("minContains", "maxContains"),
-    "additionalProperties": ("patternProperties",),
-}
+NOT_DEMANDS = {"properties", "required", "then", "else"}  # keywords that are judged with others, or demand nothing
+NOT_DEMANDS.update("$schema $id $defs definitions title description default examples $comment".split())
+TOGETHER = {"items": ("prefixItems",), "if": ("then", "else"), "contains": ("minContains", "maxContains")}
+TOGETHER["additionalProperties"] = ("patternProperties",)  # keywords that say nothing without these
 
 
 def schema_share(validator: Any, value: Any) -> float:

@@ -156,7 +156,6 @@ def test_values_of_other_columns_become_numbers_texts_or_nothing(hostile):
         (2**60, str(2**60)),
         (10**400, str(10**400)),
         (1e300, 1e300),
-        (b"a\xff", "a�"),
         ([1], "[1]"),
         ({"a": 1}, "{'a': 1}"),
         ("text", "text"),
@@ -411,13 +410,13 @@ def test_a_data_column_that_the_prompts_have_word_for_word_is_not_shown_twice(tm
     assert page["data_columns"] == ["name"] == list(page["prompts"]["data"])
 
 
-def test_a_smaller_page_says_what_it_leaves_out_and_keeps_what_was_trained_on(tmp_path):
+def test_a_smaller_page_says_what_it_leaves_out(tmp_path):
     whole = run_page.run_payload(
         with_evaluations(make_run(tmp_path, {step: distinct(4, number=step) for step in range(1, 9)}))
     )
     part = page_file.shrink_payload(whole, 12, 10**9)
-    assert set(part["prompts"]["data"]["set"]) == {"training"} and len(part["completions"]["step"]) == 12
-    assert part["selection"]["left_out"] == "24 completions of the page's file, held-out answers among them."
+    assert set(part["prompts"]["data"]["set"]) == {"training", "held out"} and len(part["completions"]["step"]) == 12
+    assert part["selection"]["left_out"] == "24 completions of the page's file."
 
 
 def test_damaged_and_very_long_held_out_answers_do_no_harm(tmp_path):

@@ -96,18 +96,12 @@ def test_a_column_may_have_another_type_in_every_file(tmp_path):
     ]
 
 
-def test_conversations_become_text_and_odd_ones_json(tmp_path):
-    turns = {
-        "prompt": [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "<think>"}],
-        "completion": [{"role": "assistant", "content": "Ho!"}],
-    }
-    odd = {"prompt": [{"role": "user", "content": None}], "completion": [{"role": "assistant", "content": None}]}
-    steps = {1: [{**one("", 1.0), **turns}], 2: [{**one("", 1.0), **odd}], 3: [one("plain", 1.0)]}
-    steps[2] = pa.Table.from_pandas(pd.DataFrame(steps[2]), schema=pa.Table.from_pandas(pd.DataFrame(steps[1])).schema)
-    with Completions(make_run(tmp_path, steps)) as table:
+def test_conversations_become_json(tmp_path):
+    turns = {"prompt": [{"role": "user", "content": "Hi?"}], "completion": [{"role": "assistant", "content": None}]}
+    with Completions(make_run(tmp_path, {1: [{**one("", 1.0), **turns}], 2: [one("plain", 1.0)]})) as table:
         found = table.sql("SELECT prompt, completion FROM completions ORDER BY step").values.tolist()
-    assert found[0] == ["user\nHi?\nassistant\n<think>", "Ho!"] and found[2] == ["p0", "plain"]
-    assert json.loads(found[1][1]) == [{"content": None, "role": "assistant"}]
+    assert json.loads(found[0][0])[0]["content"] == "Hi?" and found[1] == ["p0", "plain"]
+    assert json.loads(found[0][1]) == [{"content": None, "role": "assistant"}]
 
 
 def test_a_plain_trl_folder_has_the_distinct_prompts_of_a_step_as_groups(tmp_path):
@@ -169,11 +163,7 @@ def test_what_cannot_be_read_is_left_out_and_said(tmp_path):
     files[4].write_bytes(files[4].read_bytes()[:-20])  # cut after it was looked at
     with Completions(record) as table:
         assert table.sql("SELECT DISTINCT step FROM completions ORDER BY step")["step"].tolist() == [1, 6]
-        assert table.notes == [
-            "completions_00003.parquet left out: it has no columns prompt and completion",
-            "completions_00004.parquet left out: it has no rows",
-            "completions_00005.parquet left out: it cannot be read (ArrowInvalid)",
-        ]
+        assert table.notes == ["3 files of completions left out: damaged, empty, or of another kind"]
     assert run_page.run_payload(record)["run"]["notes"] == [*record.notes, *table.notes]
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 import rewards  # noqa: F401  (it fills the registry, in which the cases find their rewards)
-from scoring.cases import ASKED, BOTH, CASES, CITIES, EVENTS, GOOD, PERSON, PROBLEM, TWO, Case, of_answers, write
+from scoring.cases import ASKED, BOTH, CASES, CITIES, GOOD, PROBLEM, TWO, Case, of_answers, write
+from scoring.structured import MORNING, PERSON
 
 FORMATS = [  # kind, what, completion, format_reward, soft_format_reward
     ("right", "several lines of reasoning", write("3 * 4 = 12\n\n12 is it.\n", "12"), 1, 1),
@@ -93,7 +94,7 @@ COUNTDOWN = [  # kind, what, answer block, score of countdown_reward for 17 from
     ("cheating", "a hidden sign", "3 * 4 - -5", 0),
     ("wrong", "a number unused", "12 + 5", 0),
 ]
-SCHEDULE = [  # kind, what, answer block, score of schedule_reward for EVENTS (best: Review and Lunch, weight 3)
+SCHEDULE = [  # kind, what, answer block, score of schedule_reward for MORNING (best: Review and Lunch, weight 3)
     ("right", "in another order, with bullets", "- 12:00 - 13:00 Lunch\n- 9:15 to 10:00 review", 1),
     ("wrong", "words", "I would skip the standup.", 0),
     ("cheating", "an event twice", "09:15-10:00 Review\n09:15-10:00 Review", 0),
@@ -132,7 +133,7 @@ MORE_CASES = [
     *of_answers("multiple_choice_reward", CHOICES, {"answer": "B", "choices": CITIES}),
     *of_answers("json_reward", JSON, {"schema": PERSON}),
     *of_answers("countdown_reward", COUNTDOWN, {"numbers": [3, 4, 5], "target": 17}),
-    *of_answers("schedule_reward", SCHEDULE, {"events": EVENTS}),
+    *of_answers("schedule_reward", SCHEDULE, {"events": MORNING["events"]}),
     *(Case("code_reward", kind, what, text, score, PROBLEM) for kind, what, text, score, _ in CODE),
     *(Case(*case) for case in SHAPES),
     *(Case("syntax_reward", "right" if s == 1 else kind, what, text, s, PROBLEM) for kind, what, text, _, s in CODE),

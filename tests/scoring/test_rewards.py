@@ -28,7 +28,7 @@ from rewards import (
     rouge_reward,
     soft_overlong_reward,
 )
-from scoring.cases import CASES, GROUPS
+from scoring.cases import CASES
 
 SCORING = ROOT / "scoring"
 
@@ -36,6 +36,14 @@ SCORING = ROOT / "scoring"
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.reward}-{case.kind}-{case.what}")
 def test_case(case):
     assert case.holds, f"{case.completion[:300]!r} scored {case.score}, expected {case.expected}"
+
+
+GROUPS = [  # of diversity_reward: kind, what, the completions of the group, their scores
+    ("right", "all different", ["a b c d", "e f g h", "i j k l"], [1, 1, 1]),
+    ("wrong", "two alike", ["a b c", "a b c", "x y z"], [0.5, 0.5, 1]),
+    ("cheating", "all alike", ["a b c"] * 4, [0, 0, 0, 0]),
+    ("cheating", "all empty", ["", " ", ""], [0, 0, 0]),
+]
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,8 @@ import pandas as pd
 import psutil
 import pytest
 
-from lab.files import write_json
+from lab.files import append_jsonl, read_jsonl, write_json, write_parquet
 from lab.train import process, run_folder
-from lab.files import write_parquet
-from lab.files import append_jsonl, read_jsonl
 from lab.train.run_folder import last_checkpoint, open_folder, rewind, seal
 
 

@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 from lab.data import columns
+from lab.files import read_jsonl
 from lab.model import policy
 from lab.train import process, recorder, run_folder, stateful_callback
 from lab.train.recorder import TrainingError
-from lab.files import read_jsonl
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tests.train import training_child

@@ -209,9 +209,6 @@ def examples(tokenizer: Any, seed: int, p_steps: float, in_basics: Callable[[], 
     noise. Then it learns how a base model behaves: noisy demonstrations, and a few sheets so that it does not forget.
     """
 
-    def ids(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
     rng = random.Random(seed)
     noisy = demonstrations(seed, p_steps)
     clean = demonstrations(seed + 1, clean=True)
@@ -221,15 +218,17 @@ def examples(tokenizer: Any, seed: int, p_steps: float, in_basics: Callable[[], 
         if rng.random() < (0.5 if basics else 0.2):  # a sheet of unrelated steps; only their values are learned
             steps = [step for _ in range(5) for step in next(problems).steps]
             rng.shuffle(steps)
-            pairs = [(f"{s.label}: {s.left} {s.op} {s.right} =", f" {s.value}\n") for s in steps[:10]]
-            parts = [
-                (ids(text), learned) for asked, value in pairs for text, learned in ((asked, False), (value, True))
-            ]
+            texts = [(f"{s.label}: {s.left} {s.op} {s.right} =", f" {s.value}\n") for s in steps[:10]]
         else:  # a conversation; the reply and its end are learned
             chat, reply = next(clean if basics else noisy)
             prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-            parts = [(ids(prompt), False), (ids(reply) + [tokenizer.eos_token_id], True)]
-        yield [i for part, _ in parts for i in part], [learned for part, learned in parts for _ in part]
+            texts = [(prompt, reply + tokenizer.eos_token)]
+        ids, learned = [], []
+        for given, wanted in texts:
+            for text, learn in ((given, False), (wanted, True)):
+                ids += (part := tokenizer(text, add_special_tokens=False)["input_ids"])
+                learned += [learn] * len(part)
+        yield ids, learned
 
 
 def batches(

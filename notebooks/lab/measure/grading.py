@@ -12,8 +12,8 @@ import pandas as pd
 from lab.files import Row
 from lab.model.sampling import Sampled
 from rewards import assistant_prefix, correctness_reward, extract_answer, format_reward, same_answer
+from scoring.batch import call_as_trl
 from scoring.right import right_or_wrong
-from scoring.trl_call import call_as_trl
 
 NUMBER_IN_TEXT = re.compile(r"-?[$€£]?\d[\d,]*(?:\.\d+)?")
 

@@ -41,15 +41,12 @@ TITLES = {
     "very_long": "Cut at the limit, or very long",
 }
 RULES = {
-    "right_anyhow": "Judged wrong, although it has the asked-for format and its last number is the gold answer. Is the answer "
-    "wrong, or is the judge too strict?",
-    "right_without_answer": "Judged right, and the text is empty. Or no answer can be extracted, although most right ones have "
-    "one.",
-    "near_duplicates": f"{suspects.ALIKE_SHARE:.0%} of what one model answered to one prompt ({suspects.SMALLEST_GROUP} answers "
-    f"or more) is {suspects.ALIKE}% alike. Or the model gave {suspects.ALIKE_PROMPTS} or more prompts the same text (from "
-    f"{suspects.ALIKE_LETTERS} letters on), case and white space aside. Right answers are not named.",
-    "very_long": f"Cut off at the limit of tokens; or longer than {suspects.LONG_TIMES:g} times the model's median and at "
-    f"least {suspects.LONG_TOKENS} tokens. Where tokens were not recorded, {suspects.CHARACTERS_A_TOKEN} characters count as one.",
+    "right_anyhow": "Judged wrong, although it has the asked-for format and its last number is the gold answer.",
+    "right_without_answer": "Judged right without a text; or without an extracted answer, where most right ones have one.",
+    "near_duplicates": f"{suspects.ALIKE_SHARE:.0%} of a model's answers to a prompt are {suspects.ALIKE}% alike, or "
+    f"{suspects.ALIKE_PROMPTS} or more prompts got the same text. Right answers are not named.",
+    "very_long": f"Cut off at the limit of tokens, or longer than {suspects.LONG_TIMES:g} times the model's median and at "
+    f"least {suspects.LONG_TOKENS} tokens.",
 }
 Answers = Mapping[str, Path | str | pd.DataFrame]
 
@@ -74,8 +71,7 @@ def write_evaluation_page(
         weights: of the rewards in the total; None: no total is shown.
         limits: as for `evaluation_payload`.
 
-    Raises ValueError for no model, for a table that lacks a column, a damaged file, or a limit below 1; MissingInputError for
-    a file that is not there.
+    Raises ValueError for no model, for a table that lacks a column, or a damaged file; MissingInputError for a file that is not there.
     """
     return page_file.write_page_file(evaluation_payload(answers, name=name, weights=weights, **limits), Path(path))
 
@@ -94,14 +90,12 @@ def evaluation_payload(
         answers, name, weights: as for `write_evaluation_page`.
         limit, characters: of the answers in the page.
     """
-    if limit < 1 or characters < 1:
-        raise ValueError(f"limit={limit}, characters={characters}: a page needs numbers above 0.")
     models, (table, notes) = list(map(str, answers)), read_answers(answers)
     table, places = with_places(table)
     problems = sorted_problems(table, len(models))
     table["prompt_row"] = table["row"].map({row: i for i, row in enumerate(problems["row"])})
     table = table.sort_values(["prompt_row", "model", "place"], kind="stable", ignore_index=True)
-    table["total"], lost = weighted_totals(table, weights or {})
+    table["total"] = weighted_totals(table, weights or {})
     table = with_spans(table, rewards.FORMAT)
     table = table.drop(columns=["step", "group"], errors="ignore")
     by_prompt = table.groupby("prompt_row")
@@ -113,7 +107,7 @@ def evaluation_payload(
     suspicious = suspect_answers(table, models)
     counts = Counter(rule for why in suspicious.values() for rule in why)
     whole = page_file.build_payload(
-        {"name": name, "model": " → ".join(models), "status": "", "steps": len(models), "notes": [*notes, *lost]},
+        {"name": name, "model": " → ".join(models), "status": "", "steps": len(models), "notes": notes},
         rows,
         prompts,
         prompt_columns(by_prompt.first(), problems, models),
@@ -147,32 +141,24 @@ def read_answers(answers: Answers) -> tuple[pd.DataFrame, list[str]]:
     table = pd.concat(tables, ignore_index=True)
     table = table.drop(columns=[name for name in table if str(name).startswith("__index_level_")])
     unique = table.drop_duplicates(["model", "row", "decoding", "sample"], ignore_index=True)
-    by_row, notes = unique.groupby("row"), []
-    if lost := len(table) - len(unique):
-        notes.append(f"{count_of(lost, 'answer')} left out: a model has them twice; the first of each is shown")
-    if partly := int((by_row["model"].nunique() < len(answers)).sum()):
-        notes.append(f"{count_of(partly, 'prompt')} without an answer of every model")
-    if other := int((by_row["prompt"].nunique() > 1).sum()):
-        notes.append(f"{count_of(other, 'prompt')} not rendered alike for all models: the page shows the first model's")
-
-    def texts(
-        name: str, most: float = math.inf
-    ) -> pd.Series:  # of dtype object: pandas' own text refuses half surrogates
-        return pd.Series([shortened(str(value), most) for value in unique[name]], unique.index, dtype=object)
-
+    partly = int((unique.groupby("row")["model"].nunique() < len(answers)).sum())
+    notes = [f"{count_of(partly, 'prompt')} without an answer of every model"] if partly else []
     numeric = ("tokens", "seconds", "correct", *MEASURES)
     numeric = [name for name in unique if name in numeric or str(name).startswith("reward/")]
     numbers = {name: pd.to_numeric(unique[name], errors="coerce").astype(float) for name in numeric}
     unique = unique.assign(
         **{name: values.replace([math.inf, -math.inf], math.nan) for name, values in numbers.items()}
     )
-    completion = texts("completion")
+    # of dtype object: pandas' own text refuses half surrogates
+    prompt, completion, decoding = (
+        unique[name].map(str).astype(object) for name in ("prompt", "completion", "decoding")
+    )
     return unique.assign(
         text=completion.str[: completions.LONGEST_TEXT],
         cut=(completion.str.len() - completions.LONGEST_TEXT).clip(lower=0),
         right=unique["correct"],
-        prompt=texts("prompt", completions.LONGEST_TEXT),
-        decoding=texts("decoding"),
+        prompt=[shortened(text, completions.LONGEST_TEXT) for text in prompt],
+        decoding=decoding,
         tokens=unique.get("tokens", math.nan),
     ), notes
 
@@ -219,13 +205,12 @@ def sorted_problems(table: pd.DataFrame, models: int) -> pd.DataFrame:
     return rows.sort_values(["rank", "gained", "row"], ignore_index=True)
 
 
-def weighted_totals(table: pd.DataFrame, weights: Mapping[str, float]) -> tuple[pd.Series, list[str]]:
-    """(weighted sum of each answer's rewards, NaN without any; weights without a reward, in words)."""
-    there = {name: float(weight) for name, weight in weights.items() if f"reward/{name}" in table}
-    scores = table[[f"reward/{name}" for name in there]]
-    total = scores.fillna(0.0) @ np.array(list(there.values()), dtype=float)
-    lost = [f"the weight of {name} is left out: no answer has a score of it" for name in weights if name not in there]
-    return total.where(scores.notna().any(axis=1)).astype(float), lost
+def weighted_totals(table: pd.DataFrame, weights: Mapping[str, float]) -> pd.Series:
+    """The weighted sum of each answer's rewards, NaN without any."""
+    used = {f"reward/{name}": float(weight) for name, weight in weights.items() if f"reward/{name}" in table}
+    scores = table[list(used)]
+    total = scores.fillna(0.0) @ np.array(list(used.values()), dtype=float)
+    return total.where(scores.notna().any(axis=1)).astype(float)
 
 
 def change_part(problems: pd.DataFrame, models: Sequence[str]) -> Row:
@@ -243,30 +228,17 @@ def change_part(problems: pd.DataFrame, models: Sequence[str]) -> Row:
     return {"column": "change" if len(models) > 1 else "greedy", "kinds": kinds}
 
 
-def count_kinds(kinds: Mapping[str, int]) -> str:
-    """How many there are of each kind, those of which there are none left out.
-
-    >>> count_kinds({"still wrong": 4, "regression": 1, "gain": 10})
-    '1 regression, 10 gains, 4 still wrong'
-    """
-    there = [kind for kind in (*CHANGES.values(), *VERDICTS.values()) if kinds.get(kind)]
-    nouns = ("regression", "gain")
-    return ", ".join(count_of(kinds[kind], kind) if kind in nouns else f"{kinds[kind]:,} {kind}" for kind in there)
-
-
 def selection_part(whole: Row, page: Row, limit: int, characters: int) -> Row:
     """What is in the page and what is not, in words."""
     answers, of = len(page["completions"]["text"]), len(whole["completions"]["text"])
     prompts, all_prompts = len(page["prompts"]["text"]), len(whole["prompts"]["text"])
-    here, there = (Counter(one["prompts"]["data"][one["change"]["column"]]) for one in (page, whole))
     said = f"{count_of(of, 'answer')} of {count_of(len(whole['models']), 'model')} to {count_of(all_prompts, 'prompt')}"
     left_out = []
     if answers < of:
         said = f"{answers:,} of {said}, whole prompts only, at most {limit:,} answers and {characters:,} characters"
-        gone = count_kinds({kind: there[kind] - here[kind] for kind in there if kind})
         lost = f"{count_of(all_prompts - prompts, 'prompt')} with {count_of(of - answers, 'answer')}"
-        left_out.append(f"Not in this page: {lost}{f' ({gone})' if gone else ''}; the tables of answers have all.")
-    if kinds := count_kinds(here):
+        left_out.append(f"Not in this page: {lost}; the tables of answers have all.")
+    if kinds := ", ".join(f"{kind['n']:,} {kind['name']}" for kind in whole["change"]["kinds"]):
         said += f"; by greedy answer {kinds}"
     if cut := sum(value > 0 for value in page["completions"]["cut"]):
         left_out.append(f"{count_of(cut, 'answer')} cut after {completions.LONGEST_TEXT:,} characters.")
@@ -274,20 +246,15 @@ def selection_part(whole: Row, page: Row, limit: int, characters: int) -> Row:
 
 
 def score_columns(table: pd.DataFrame, deciders: Sequence[str]) -> dict[completions.ScoreColumn, pd.Series]:
-    """The scores with their ranges: as each reward declares it, widened to what was scored.
-
-    A measure that is a reward as well stands there once.
-    """
+    """The measures that no reward has as well, and the rewards, with their ranges."""
     rewarded = {name.removeprefix("reward/"): table[name] for name in table if str(name).startswith("reward/")}
     measured = {name: table[name] for name in MEASURES if name in table and table[name].notna().any()}
     measured = {n: values for n, values in measured.items() if not any(values.equals(own) for own in rewarded.values())}
     found = {}
-    for name, values in [*measured.items(), *rewarded.items()]:
-        known = values.dropna()
+    for name, values in (measured | rewarded).items():
         declared = (0.0, 1.0) if name in MEASURES else completions.function_range(name)
-        ends = completions.widened_range(declared, *((known.min(), known.max()) if len(known) else (None, None)))
-        label = f"reward/{name}" if any(name == one.name for one in found) else name
-        found[completions.ScoreColumn(label, *ends, name in deciders)] = values
+        ends = completions.widened_range(declared, *values.dropna().agg(["min", "max"]))
+        found[completions.ScoreColumn(name, *ends, name in deciders)] = values
     return found
 
 
@@ -303,7 +270,7 @@ def prompt_columns(first: pd.DataFrame, problems: pd.DataFrame, models: Sequence
     columns |= {name: page_values(first[name]) for name in ("gold", "question") if name in first}
     for source in (name for name in first if str(name).startswith("data/")):
         name, values = source.removeprefix("data/"), page_values(first[source])
-        if list(map(str, values)) != list(map(str, columns.get("gold", []))):  # the gold answers' own column
+        if values != columns.get("gold"):  # the gold answers' own column
             columns[f"{name} of the data" if name in columns else name] = values
     return columns
 
@@ -324,16 +291,10 @@ def column_hints(models: Sequence[str], deciders: Sequence[str]) -> dict[str, st
     share = "Share of the sampled answers of {} that are right"
     return {
         "change": f"Greedy answer of {models[0]} against that of {models[-1]}",
-        "greedy": "The greedy answer",
         "sampled before": share.format(models[0]),
         "sampled after": share.format(models[-1]),
-        "sampled right": share.format(models[0]),
         "row": "Number of the problem in the held-out data",
         "overlap": "What the problem shares with the training data",
-        "gold": "The right answer",
-        "decoding": "How the answer was decoded",
-        "sample": "Number of the sample",
-        "seconds": "Time that the answer took",
         "finished": "false: cut at the limit of tokens",
         "right": f"Judged by {' and '.join(deciders) or 'the evaluation'}",
     }
@@ -343,13 +304,9 @@ def suspect_answers(table: pd.DataFrame, models: Sequence[str]) -> dict[int, dic
     """The answers that a rule names: row of the table -> rule -> why."""
     rows = table.rename(columns={"model": "step", "prompt_row": "grp"})
     found = Selection(rows, table["text"].tolist(), {}, pd.DataFrame(), {}, {}, Counter())
-    wrong, right = table["right"] == 0, table["right"] == 1
-    if {"right_anyhow", "format"} <= set(table):
-        strict = wrong & (table["right_anyhow"] == 1) & (table["format"] == 1)
-        found.add(
-            "right_anyhow", ((i, "judged wrong; its last number is the gold answer") for i in np.flatnonzero(strict))
-        )
-    empty = right & (table["text"].str.strip() == "")
+    strict = (table.get("right_anyhow", 0) == 1) & (table.get("format", 0) == 1) & (table["right"] == 0)
+    found.add("right_anyhow", ((i, "judged wrong; its last number is the gold answer") for i in np.flatnonzero(strict)))
+    empty = (table["right"] == 1) & (table["text"].str.strip() == "")
     found.add("right_without_answer", ((i, suspects.REASONS["empty"]) for i in np.flatnonzero(empty)))
     answered = table["extracted"] if "extracted" in table else table["answer"]
     found.add("right_without_answer", suspects.right_without_answer(found, answered.notna()))

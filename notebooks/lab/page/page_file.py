@@ -18,7 +18,6 @@ import math
 import numbers
 import re
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,14 @@ import rewards
 from lab.files import Row, need, relative, write_text
 from lab.page.answer_marks import format_marks
 from lab.read.completions import ScoreColumn
-from lab.read.selection import Budget, choose_groups
+from lab.read.selection import Budget, spread
 
 PAGE_FOLDER = Path(__file__).parent
 INLINE_MB = 4.0  # of HTML within a notebook, which is saved with it, and opened whole each time
 DIGITS = 6  # significant ones of a number in the page
 EXACT = 2**53  # from here on a browser's numbers skip some integers: larger ones are texts
 REPEATED = 20  # characters: a shorter value, such as a name, stands in a prompt by chance
-TRIES = 8  # of a smaller page, each a third smaller
+SMALLER = 0.9  # of the room for a payload within a notebook, since fewer texts are packed less well
 SET, TRAINING, HELD_OUT = "set", "training", "held out"  # a column of the prompts, where there are held-out ones
 POLICY = (
     "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -73,8 +72,14 @@ def show_page(
     text, note = need(path, made_by).read_text(encoding="utf-8"), ""
     if len(text) > most_mb * 1e6:
         whole = unpack_payload(text)
-        part, text = smaller_page(whole, most_mb)
-        kept, of = len(part["completions"]["text"]), len(whole["completions"]["text"])
+        of, characters = (
+            len(whole["completions"]["text"]),
+            sum(map(len, whole["completions"]["text"] + whole["prompts"]["text"])),
+        )
+        packed = len(pack_payload(whole))
+        share = SMALLER * max(0.0, most_mb * 1e6 - len(text) + packed) / packed
+        part = shrink_payload(whole, share * of, share * characters)
+        kept, text = len(part["completions"]["text"]), page_html(part)
         note = (
             f"<p>Shown here are {kept:,} of the page's {of:,} completions, because it is larger than {most_mb:g} MB. "
             f"Open <code>{html.escape(relative(path))}</code> in a browser for all of them.</p>"
@@ -122,48 +127,27 @@ def unpack_payload(text: str) -> Row:
         raise ValueError("this is no completions page, or it is damaged: write it again") from error
 
 
-def smaller_page(payload: Row, most_mb: float) -> tuple[Row, str]:
-    """A payload of whole groups and its page: fewer and fewer of them until the page is small enough."""
-    of = len(payload["completions"]["step"])
-    lengths = sum(map(len, payload["completions"]["text"])) + sum(map(len, payload["prompts"]["text"]))
-    share = 0.8 * most_mb * 1e6 / len(pack_payload(payload))
-    for _ in range(TRIES):
-        part = shrink_payload(payload, max(1, int(share * of)), max(1, int(share * lengths)))
-        text = page_html(part)
-        if len(text) <= most_mb * 1e6:
-            break
-        share *= 2 / 3
-    return part, text
-
-
-def shrink_payload(payload: Row, limit: int, characters: int) -> Row:
-    """The payload with at most so many completions and characters: of an evaluation the first prompts that fit; of a run
-    groups as `Completions.select` chooses them, without held-out answers."""
-    table, data = payload["completions"], payload["prompts"]["data"]
-    rows = pd.DataFrame({name: table[name] for name in ("step", "group", "prompt", "suspect")})
-    rows["length"] = list(map(len, table["text"]))
-    mark = next((data[name] for name in data if name.startswith(SET) and set(data[name]) == {TRAINING, HELD_OUT}), None)
-    if mark is not None:
-        rows = rows[[mark[prompt] == TRAINING for prompt in rows["prompt"]]]
-    by = ["prompt"] if "models" in payload else ["step", "group"]
-    groups = rows.groupby(by).agg(n=("prompt", "size"), length=("length", "sum"), suspect=("suspect", "max"))
-    groups["first"] = rows.groupby(by)["prompt"].first()
-    asked = pd.Series([len(text) for text in payload["prompts"]["text"]], dtype=int)
-    groups["characters"] = groups["length"] + groups["first"].map(asked)
-    groups = groups.reset_index()
-    if "models" in payload:
-        budget = Budget(groups, limit, characters)
-        budget.take(range(len(groups)))
-        taken, how = list(budget.taken), f"whole prompts, the first {len(budget.taken):,} that fit"
-    else:
-        taken, how = choose_groups(groups, groups.index[groups["suspect"] > 0][::-1].tolist(), limit, characters)
-    kept = rows.reset_index().merge(groups.loc[taken, by])["index"].sort_values().tolist()
-    said = f"{len(kept):,} of the {len(table['step']):,} completions of the whole page: {how}."
-    also = "" if "models" in payload else ", held-out answers among them"
-    left_out = f"{len(table['step']) - len(kept):,} completions of the page's file{also}."
-    return keep_completions(payload, kept) | {
-        "selection": {**payload["selection"], "kept": len(kept), "said": said, "left_out": left_out}
-    }
+def shrink_payload(payload: Row, limit: float, characters: float) -> Row:
+    """The payload with at most so many completions and characters, in whole groups: of an evaluation the first prompts; of
+    a run the latest step, and groups spread evenly over the others."""
+    table, is_run = payload["completions"], "models" not in payload
+    rows = pd.DataFrame({name: table[name] for name in ("step", "group", "prompt")})
+    rows["characters"] = list(map(len, table["text"]))
+    rows["at"] = rows.groupby(["step", "group"] if is_run else ["prompt"]).ngroup()
+    groups = (
+        rows.groupby("at")
+        .agg({"characters": "sum", "step": "first", "prompt": "first"})
+        .assign(n=rows["at"].value_counts())
+    )
+    groups["characters"] += [len(payload["prompts"]["text"][prompt]) for prompt in groups["prompt"]]
+    order, latest = list(groups.index), groups.index[groups["step"] == groups["step"].max()]
+    budget = Budget(groups, limit, characters)
+    budget.take([*latest, *spread(order)] if is_run else order)
+    kept = np.flatnonzero(rows["at"].isin(list(budget.taken))).tolist()
+    said = f"{len(kept):,} of the {len(rows):,} completions of the whole page, in whole groups."
+    left_out = f"{len(rows) - len(kept):,} completions of the page's file."
+    selection = {**payload["selection"], "kept": len(kept), "said": said, "left_out": left_out}
+    return keep_completions(payload, kept) | {"selection": selection}
 
 
 def keep_completions(payload: Row, kept: Sequence[int]) -> Row:
@@ -272,10 +256,8 @@ def json_value(value: Any) -> str | int | float | bool | None:
     """A value of any column as JSON has it: what is neither number, text nor truth is written out."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
-    if isinstance(value, (numbers.Integral, Decimal)):
-        return int(value) if value == int(value) and abs(value) < EXACT else str(value)
-    if isinstance(value, numbers.Real):
+    if isinstance(value, numbers.Integral):
+        return int(value) if abs(value) < EXACT else str(value)
+    if value is None or value is pd.NA or isinstance(value, numbers.Real):
         return rounded(value)
-    if value is None or value is pd.NA or isinstance(value, str):
-        return None if value is pd.NA else value
-    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)
+    return value if isinstance(value, str) else str(value)

@@ -115,19 +115,15 @@ class Completions:
             self.db.unregister(name)
 
     def _readable_files(self) -> list[parquet.ParquetFile]:
-        opened = {path: parquet.open_parquet(path) for path in self.record.completions}
-        reasons = {path: why for path, why in opened.items() if isinstance(why, str)}
-        for why in dict.fromkeys(reasons.values()):
-            names = [path.name for path, other in reasons.items() if other == why]
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            self.notes.append(f"{names[0]}{more} left out: {why}")
-        if len(reasons) == len(opened):
-            why = f" ({'; '.join(self.notes)})" if self.notes else ""
+        files = [file for path in self.record.completions if (file := parquet.open_parquet(path))]
+        if lost := len(self.record.completions) - len(files):
+            self.notes.append(f"{count_of(lost, 'file')} of completions left out: damaged, empty, or of another kind")
+        if not files:
             raise ValueError(
-                f"{relative(self.record.folder)} has no readable completions{why}. Notebook 03 writes them at every "
+                f"{relative(self.record.folder)} has no readable completions. Notebook 03 writes them at every "
                 "step; a plain TRL trainer with log_completions=True."
             )
-        return [file for file in opened.values() if isinstance(file, parquet.ParquetFile)]
+        return files
 
     def _make_tables(self, files: list[parquet.ParquetFile]) -> None:
         """Makes `raw` (a view of the files), `facts` (what is small of each row) and `completions` (a view of both)."""

@@ -32,34 +32,23 @@ class OtherColumn(NamedTuple):
     type: str
 
 
-def open_parquet(path: Path) -> ParquetFile | str:
-    """The file's columns, or why it is left out."""
+def open_parquet(path: Path) -> ParquetFile | None:
+    """The file's columns; None for one that cannot be read, or has no completions."""
     try:
         with pq.ParquetFile(path) as file:
             schema, rows = file.schema_arrow, file.metadata.num_rows
-    except (OSError, pa.ArrowException) as error:
-        return f"it cannot be read ({type(error).__name__})"
-    if not {"prompt", "completion"} <= set(schema.names):
-        return "it has no columns prompt and completion"
-    if not rows:
-        return "it has no rows"
-    return ParquetFile(
-        path, tuple((field.name, kind_of(field.type)) for field in schema), str(schema.remove_metadata())
-    )
+    except (OSError, pa.ArrowException):
+        return None
+    columns = tuple((field.name, kind_of(field.type)) for field in schema)
+    layout = str(schema.remove_metadata())
+    return ParquetFile(path, columns, layout) if rows and {"prompt", "completion"} <= set(schema.names) else None
 
 
 def kind_of(type_: pa.DataType) -> str:
-    """null, bool, int, float, text, messages (a conversation), or nested for all other."""
+    """null, bool, int, float, nested, or text for all other."""
     types = pa.types
-    if types.is_dictionary(type_):
-        type_ = type_.value_type
-    if types.is_list(type_) and types.is_struct(type_.value_type):
-        fields = {field.name: field.type for field in type_.value_type}
-        texts = all(name in fields and types.is_string(fields[name]) for name in ("role", "content"))
-        return "messages" if texts else "nested"
     tests = {"null": types.is_null, "bool": types.is_boolean, "int": types.is_integer, "float": types.is_floating}
-    tests |= {"float ": types.is_decimal, "nested": types.is_nested}
-    return next((name.strip() for name, test in tests.items() if test(type_)), "text")
+    return next((name for name, test in tests.items() if test(type_)), "nested" if types.is_nested(type_) else "text")
 
 
 def kinds_by_name(files: Iterable[ParquetFile]) -> dict[str, set[str]]:
@@ -95,21 +84,14 @@ def without_space(column: str) -> str:
     return functools.reduce(lambda sql, space: f"replace({sql}, chr({ord(space)}), '')", " \t\n\r\u00a0", column)
 
 
-def text_of(column: str, kind: str, roles: bool = True) -> str:
-    """SQL for a column as text: the turns of a conversation, with their roles or without; JSON for what is nested."""
-    if kind == "null":
-        return "CAST(NULL AS VARCHAR)"
-    json = f"CAST(to_json({column}) AS VARCHAR)"
-    if kind == "messages":
-        turn = "m.role || chr(10) || m.content" if roles else "m.content"
-        whole = f"len(list_filter({column}, lambda m: {turn} IS NULL)) = 0"
-        return f"CASE WHEN {whole} THEN array_to_string(list_transform({column}, lambda m: {turn}), chr(10)) ELSE {json} END"
-    return json if kind == "nested" else f"CAST({column} AS VARCHAR)"
+def text_of(column: str, kind: str) -> str:
+    """SQL for a column as text; JSON for a conversation, a list, a dictionary."""
+    return f"CAST({f'to_json({column})' if kind == 'nested' else column} AS VARCHAR)"
 
 
 def number_of(column: str, kind: str, type_: str = "DOUBLE") -> str:
     """SQL for a column as numbers; null for NaN, infinity, and what is no number."""
-    value = f"TRY_CAST({column if kind in NUMBERS else text_of(column, kind)} AS {type_})"
+    value = f"TRY_CAST({text_of(column, kind)} AS {type_})" if kind == "nested" else f"TRY_CAST({column} AS {type_})"
     return f"CASE WHEN isfinite({value}) THEN {value} END" if type_ == "DOUBLE" else value
 
 
@@ -145,7 +127,7 @@ class CompletionFiles:
             f"coalesce({number_of(*step, 'BIGINT')}, {by_file([step_of(file.path) for file in files])}) AS step",
             f"{number_of(*group, 'BIGINT')} AS given",
             f"coalesce({text_of(*prompt)}, '') AS prompt",
-            f"coalesce({text_of(*completion, roles=False)}, '') AS completion",
+            f"coalesce({text_of(*completion)}, '') AS completion",
             *(f"{number_of(*columns.get(name, ABSENT))} AS s{i}" for i, name in enumerate(self.scores)),
             f"{number_of(*advantage)} AS advantage",
             *(f"{number_of(*column, 'BIGINT')} AS {name}" for column, name in zip(tokens, FIXED[-2:])),

@@ -77,14 +77,11 @@ class RunRecord:
 
     def recorded_rewards(self) -> list[Row]:
         """The rewards that the run began with: name, weight, range, columns, and whether it decides what is right."""
-        found = self.about.get("rewards")
-        entries = found.get("rewards") if isinstance(found, dict) else None
-        return [entry for entry in entries or () if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
+        return list(self.about.get("rewards", {}).get("rewards", ()))
 
     def recorded_weights(self) -> dict[str, float]:
         """The weights that the run began with, by reward."""
-        weights = {entry["name"]: as_number(entry.get("weight")) for entry in self.recorded_rewards()}
-        return {name: weight for name, weight in weights.items() if math.isfinite(weight)}
+        return {entry["name"]: float(entry["weight"]) for entry in self.recorded_rewards() if "weight" in entry}
 
     def deciders(self) -> tuple[str, ...]:
         """The rewards that decide what is right: as given to `read_run`, else as `run.json` says, else the usual ones."""
@@ -178,11 +175,14 @@ def read_run(
     ours = (folder / "log.jsonl").exists() or (folder / "run.json").exists()
     about = read_about(folder, notes) if ours else {}
     rows = read_rows(folder / "log.jsonl", notes) if ours else read_history(folder, notes)
-    if rows is None:
-        raise MissingInputError(not_a_run(folder))
+    if not ours and not rows and not notes and not any(folder.glob("completions/completions_*.parquet")):
+        raise MissingInputError(
+            f"{folder} is no run: neither log.jsonl, nor {STATE} (here or in a checkpoint), nor completions/. "
+            f"Run notebook {MADE_BY} first, which makes outputs/run, or name another run's folder."
+        )
     log, evaluations = split_log(rows, notes, about)
     if log.empty and need_steps:
-        raise ValueError(no_steps(folder, ours, about))
+        raise ValueError(without_steps(folder, about))
     record = RunRecord(
         folder,
         name or folder.resolve().name,
@@ -231,34 +231,27 @@ def fit_weights(record: RunRecord) -> dict[str, float]:
     return {}
 
 
-def not_a_run(folder: Path) -> str:
-    if not folder.exists():
-        return f"{folder} is not there: run notebook {MADE_BY} first, which makes outputs/run, or name another run's folder."
-    inside = [path.parent for path in sorted(folder.glob("*/log.jsonl"))]
-    hint = f"There is a run in {inside[0]}." if inside else f"Notebook {MADE_BY} makes a run, in outputs/run."
-    return f"{folder} is no run: neither log.jsonl, nor {STATE} (here or in a checkpoint), nor completions/. {hint}"
-
-
-def no_steps(folder: Path, ours: bool, about: Row) -> str:
-    if not ours:
+def without_steps(folder: Path, about: Row) -> str:
+    """What to do about a run's folder without a training step."""
+    if not about and not (folder / "log.jsonl").exists():
         how = "The trainer writes it with each checkpoint (save_steps) and by trainer.save_state()."
         return f"{folder} has no readable {STATE} with a training step, here or in a checkpoint. {how}"
     status = ": ".join(str(about[key]) for key in ("status", "reason") if about.get(key))
-    return f"{folder / 'log.jsonl'} has no training step yet{f' ({status})' * bool(status)}: let {MADE_BY} run for a few steps."
+    return (
+        f"{folder / 'log.jsonl'} has no training step yet ({status or 'no status'}): let {MADE_BY} run for a few steps."
+    )
 
 
 def read_about(folder: Path, notes: list[str]) -> Row:
     try:
         about = current_record(folder)
         parts = ("model", "requested", "effective", "rewards", "steering")
-        damaged = [name for name in parts if not isinstance(about.get(name, {}), dict)]
-        if damaged:
-            notes.append(f"run.json is damaged at {', '.join(damaged)}: these parts are left out")
-        return {name: value for name, value in about.items() if name not in damaged}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        how = "missing" if isinstance(error, FileNotFoundError) else "damaged"
-        notes.append(f"run.json is {how}: settings, weights and status are not known")
-        return {}
+        if isinstance(about, dict) and all(isinstance(about.get(name, {}), dict) for name in parts):
+            return about
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    notes.append("run.json is missing or damaged: settings, weights and status are not known")
+    return {}
 
 
 def read_rows(path: Path, notes: list[str]) -> list[Row]:
@@ -269,8 +262,8 @@ def read_rows(path: Path, notes: list[str]) -> list[Row]:
     return [row for row in rows if isinstance(row, dict)]
 
 
-def read_history(folder: Path, notes: list[str]) -> list[Row] | None:
-    """TRL's log: of the folder or of the newest checkpoint, whichever went further; None where there is none."""
+def read_history(folder: Path, notes: list[str]) -> list[Row]:
+    """TRL's log: of the folder or of the newest checkpoint that can be read, whichever went further."""
     checkpoints = sorted((p for p in folder.glob("checkpoint-*") if step_of(p) >= 0), key=step_of, reverse=True)
     histories: list[list[Row]] = []
     for place in (folder, *checkpoints):
@@ -284,9 +277,7 @@ def read_history(folder: Path, notes: list[str]) -> list[Row] | None:
             continue
         if place != folder:
             break
-    if not histories and not notes and not any(folder.glob("completions/completions_*.parquet")):
-        return None
-    return max(histories, key=lambda rows: max((step_number(row) or 0 for row in rows), default=0), default=[])
+    return max(histories, key=len, default=[])
 
 
 def whole_files(folder: Path, kind: str, notes: list[str]) -> list[Path]:
@@ -308,10 +299,9 @@ def split_log(rows: Iterable[Row], notes: list[str], about: Row) -> tuple[pd.Dat
     """The training steps and the evaluations of a log. Of a step that was logged twice the last row counts."""
     steps: dict[int, Row] = {}
     evaluations: dict[int, Row] = {}
-    again = lost = second = 0
+    again = lost = 0
     for row in rows:
         step, training = step_number(row), "reward" in row
-        second += not training and "loss" in row
         evaluation = {name.removeprefix("eval_"): value for name, value in row.items() if name.startswith("eval_")}
         if step is None:
             lost += training or bool(evaluation)
@@ -320,8 +310,6 @@ def split_log(rows: Iterable[Row], notes: list[str], about: Row) -> tuple[pd.Dat
             steps[step] = row
         elif evaluation:
             evaluations.setdefault(step, {}).update(evaluation)
-    if second:
-        notes.append(f"{count_of(second, 'step')} left out: a second pass over a batch, which has no reward")
     if lost:
         notes.append(f"{count_of(lost, 'row')} of the log without a step left out")
     if again:
@@ -363,6 +351,5 @@ def as_evaluations(evaluations: Mapping[int, Row]) -> pd.DataFrame:
     """Columns step, n, each reward by its name, and what else was measured; a reward goes before a measure of its name."""
     table = as_log(evaluations)
     names = {column: name for name, column in logged_rewards(table).items()}
-    table = table.drop(columns={"step", *names.values()} & set(table)).rename(columns=names)
-    table = table.assign(n=table["n"] if "n" in table and "n" not in names.values() else np.nan)
-    return table.drop(columns="step", errors="ignore").reset_index()
+    table = table.drop(columns=[name for name in ("step", *names.values()) if name in table]).rename(columns=names)
+    return table.assign(n=table.get("n", np.nan)).reset_index()

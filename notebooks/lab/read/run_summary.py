@@ -1,9 +1,12 @@
-"""What runs have come to, as a table for a person; and what the health rules say of a run, for a file."""
+"""Runs side by side: what they have come to, by which settings they differ; and a diagnosis of one for a file."""
 
 from __future__ import annotations
 
+import json
 import math
+import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +15,13 @@ import pandas as pd
 from lab.files import Row
 from lab.read import health, health_rules
 from lab.read.reward_names import matching_rewards
-from lab.read.run_labels import label_runs, name_of_run
 from lab.read.run_record import RunRecord, as_number, deciding_names, mean_correctness
+from lab.train.run_folder import FREE_AT_RESUME
 
 LAST = 10  # steps: what a run has come to is the mean of its last ten, as the health monitor's windows
+# Two runs of one experiment may differ in these. The rewards' weights are compared by name, apart from this list.
+NOT_SETTINGS = {*FREE_AT_RESUME, *"seed data_seed reward_weights logging_nan_inf_filter name backend".split()}
+AT_MOST = 3  # differences in a label
 
 
 def summarize_runs(records: Sequence[RunRecord]) -> pd.DataFrame:
@@ -42,6 +48,58 @@ def summarize_runs(records: Sequence[RunRecord]) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(lines).set_index("run")
+
+
+def label_runs(records: Sequence[RunRecord]) -> list[str]:
+    """A label a record: the settings in which the runs differ. Runs that differ by their seed alone get the same label.
+
+    A run with a name of its own that no other seed shares, or without `run.json`, goes by its name.
+    """
+    settings = [{name: words(name, value) for name, value in run_settings(record).items()} for record in records]
+    # an older version of the notebook may not have had a setting: that is no difference
+    names = dict.fromkeys(name for each in settings for name in each)
+    apart = [name for name in names if len({each[name] for each in settings if name in each}) > 1]
+    differences = [tuple(each[name] for name in apart if name in each) for each in settings]
+    labels = []
+    for record, own, parts in zip(records, settings, differences):
+        alike = {name_of_run(other) for other, its_parts in zip(records, differences) if its_parts == parts}
+        if not own or has_own_name(record) and len(alike) == 1:
+            labels.append(name_of_run(record))
+        else:
+            more = f" and {len(parts) - AT_MOST} more" if len(parts) > AT_MOST else ""
+            labels.append(", ".join(parts[:AT_MOST]) + more or own["model"].removeprefix("model "))
+    return labels
+
+
+def run_settings(record: RunRecord) -> Row:
+    """What a run was made with, as far as it makes another run of it: settings, model, weights, steering, reward sources."""
+    about, model = record.about, dict(record.about.get("model", {}))
+    name = model.pop("shown", model.get("name"))
+    found = {"model": name, "rewards": record.recorded_weights(), "learning_rate": None, "beta": None}
+    found |= {**model, **about.get("requested", {}), **about.get("steering", {})}
+    found["reward sources"] = about.get("rewards", {}).get("source_sha256", "")[:8]
+    return {name: value for name, value in found.items() if name not in NOT_SETTINGS} if about else {}
+
+
+def words(name: str, value: Any) -> str:
+    """A setting as a label has it; a long list goes by a number of its own."""
+    if name == "rewards":
+        return " + ".join(f"{reward} × {weight:g}" for reward, weight in value.items())
+    if isinstance(value, list | dict):
+        text = json.dumps(value, default=str)
+        return f"{name} {text if len(text) <= 24 else f'#{zlib.crc32(text.encode()):08x}'}" if value else f"no {name}"
+    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+
+
+def has_own_name(record: RunRecord) -> bool:
+    """Whether a person gave the run its name; otherwise it is its folder's."""
+    return record.name not in ("run", record.folder.resolve().name)
+
+
+def name_of_run(record: RunRecord) -> str:
+    """A run's name; with the folder above it where it is only its folder's, since many are called run."""
+    own = has_own_name(record) or record.folder == Path()
+    return record.name if own else f"{record.folder.resolve().parent.name}/{record.name}"
 
 
 def last_step(record: RunRecord) -> int:

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lab.files import Row
-from lab.read import run_labels, run_record
+from lab.read import run_record, run_summary
 from lab.read.run_record import RunRecord
 from lab.show import figure_style as style
 from lab.show.event_marks import regimes
@@ -65,7 +65,7 @@ def compare_figure(records: Sequence[RunRecord], by: Labeller | None = None, tit
 def group_runs(records: Sequence[RunRecord], by: Labeller | None) -> list[Group]:
     """The runs by their label, each group with a colour and a dash."""
     groups: dict[str, Group] = {}
-    for record, label in zip(records, [by(record) for record in records] if by else run_labels.label_runs(records)):
+    for record, label in zip(records, [by(record) for record in records] if by else run_summary.label_runs(records)):
         if label not in groups:
             nth = len(groups)
             look = {"color": style.COLOURS[nth % 7], "linestyle": style.DASHES[nth % 4]}

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from lab.files import read_json, write_json
 from lab.train.chosen_rewards import IMPORTED, LIBRARY_FILE, OWN_FILE, load_sources
 from rewards import RewardError, RewardFunction
-from scoring.trl_call import call_as_trl
+from scoring.batch import call_as_trl
 
 CHECK = "import sys; from lab.train.reward_edits import run_check; run_check(sys.argv[1])"
 
