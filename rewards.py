@@ -11,20 +11,16 @@ Write the score of ONE completion, put `@reward` on it, and it is a TRL reward f
 >>> brevity_reward(prompts=["p", "p"], completions=["short", "l" + "o" * 50 + "ng"])
 [1.0, 0.0]
 
-The contract:
+The contract (`scoring/README.md` says more):
 - The parameter `completion` gets the text, `prompt` the prompt, any other the data-set column of that name.
   A function with a parameter `completions` gets a whole group and returns a list.
-- Scores lie in [0, 1] unless the decorator declares another range. Weights are chosen in the training
-  configuration. NaN, inf and anything that is not a number raise an error that names the reward.
-- `None` means that the prompt or the gold answer cannot be scored, never that the completion is bad:
-  TRL counts a None as 0 in the sum.
-- A reward that could not be computed (`RewardFailure`, a timeout, a lost connection) is counted, logged and
-  neutral: the completion gets the mean of its group. Any other exception is a bug. It stops the run and
-  shows the completion that caused it.
+- Scores lie in [0, 1] unless the decorator declares another range. NaN, inf and what is no number raise an error.
+- `None` means that the prompt or the gold answer cannot be scored, never that the completion is bad.
+- A reward that could not be computed (`RewardFailure`, a timeout, a lost connection) is counted, logged and neutral:
+  the completion gets the mean of its group. Any other exception is a bug and stops the run.
 
-`python rewards.py` prints the table of all rewards. Their machinery is in `scoring/`, whose README says more.
-Nothing here imports torch or notebook code. math-verify, sacrebleu, rouge-score, jsonschema and openai are
-imported by the rewards that need them, at the first call.
+`python rewards.py` prints the table of all rewards. Nothing here imports torch or notebook code. math-verify, sacrebleu,
+rouge-score, jsonschema and openai are imported by the rewards that need them, at the first call.
 """
 
 from __future__ import annotations
@@ -39,7 +35,6 @@ from fractions import Fraction
 from typing import Any
 
 from scoring import formats, structured
-from scoring.adopt import AdoptedFunction, adopt, prepare_rewards
 from scoring.answers import (
     extract_answer,
     extract_gsm8k_answer,
@@ -61,7 +56,7 @@ from scoring.code import (
     parse_python,
     returns_a_value,
 )
-from scoring.combine import CombinedReward, cached, gate, rename, rescale
+from scoring.combine import AdoptedFunction, CombinedReward, adopt, cached, gate, prepare_rewards, rename, rescale
 from scoring.contract import (
     REGISTRY,
     MissingColumnError,
@@ -230,8 +225,8 @@ def bleu_reward(completion: str, answer: Any) -> float | None:
 def rouge_reward(completion: str, answer: Any, *, kind: str = "rougeL") -> float | None:
     """How much of a reference text the final text covers, as an F-measure (ROUGE, rouge-score).
 
-    Returns 0 to 1 (Lin 2004); None for a missing reference. `kind` is rouge1, rouge2 or rougeL. Of a
-    long text the first 1,000 words are compared, because ROUGE-L takes quadratic time.
+    Returns 0 to 1 (Lin 2004); None for a missing reference. `kind` is rouge1, rouge2 or rougeL. Of a long text,
+    ROUGE-L being quadratic, the first 1,000 words are compared.
 
     >>> rouge_reward.score("<answer>the cat sat</answer>", answer="the cat sat")
     1.0
@@ -247,10 +242,9 @@ PARSED = 0.2  # what JSON that parses is worth before any of the schema is held
 def json_reward(completion: str, schema: Any) -> float | None:
     """Whether the final text is JSON, and how much of a JSON Schema it holds.
 
-    Returns 0 for what does not parse (also NaN, doubled keys, text around it), 0.2 for any JSON, up
-    to 1 with the share of the schema held: each required or present property and each other keyword
-    counts once. None for a schema that is missing or invalid. Give the column as JSON text: a
-    data set's nested columns get all their keys filled with None.
+    Returns 0 for what does not parse (also NaN, doubled keys, text around it), 0.2 for any JSON, up to 1 with the
+    share of the schema held: each required or present property and each other keyword counts once. None for a
+    missing or invalid schema. Give it as JSON text: a data set's nested columns get all their keys filled with None.
 
     >>> json_reward.score('{"age": "old"}', schema={"type": "object", "properties": {"age": {"type": "integer"}}})
     0.6
@@ -294,10 +288,9 @@ def countdown_reward(completion: str, numbers: Sequence[int], target: Any) -> fl
 def schedule_reward(completion: str, events: Any) -> float | None:
     """How good a schedule without overlaps is: the weight of its events, as a share of the best possible.
 
-    Returns 0 to 1; 0 for an overlap, a repeated or unknown event, or a changed time; None for events
-    that cannot be used. The final answer has one line an event, `09:15-10:00 Review`; `events` is a
-    list (or its JSON) of name, start, end (HH:MM) and weight (default 1). The best is found by
-    weighted interval scheduling (Kleinberg and Tardos 2005, section 6.1).
+    Returns 0 to 1; 0 for an overlap, a repeated or unknown event, or a changed time; None for events that cannot be
+    used. The final answer has one line an event, `09:15-10:00 Review`; `events` is a list (or its JSON) of name, start,
+    end (HH:MM) and weight (default 1). The best: weighted interval scheduling (Kleinberg and Tardos 2005, section 6.1).
 
     >>> events = [{"name": "A", "start": "9:00", "end": "10:00"}, {"name": "B", "start": "10:00", "end": "11:00"}]
     >>> schedule_reward.score("<answer>09:00-10:00 A</answer>", events=events)
@@ -399,10 +392,9 @@ def cosine_length_reward(
 ) -> float | None:
     """Whether the answer is right, worth more when short, on a cosine over the length (clamped beyond it).
 
-    Returns `right_short` to `right_long` for a right answer, `wrong_short` to `wrong_long` for a wrong
-    one, both reached at `max_tokens` and kept after it; None for a missing gold. The shape is that of
-    Yeo et al. 2025 (Demystifying Long Chain-of-Thought, section 4). Their wrong answers gain with
-    length, which pays for padding: here it must be asked for.
+    Returns `right_short` to `right_long` for a right answer, `wrong_short` to `wrong_long` for a wrong one, reached at
+    `max_tokens`; None for a missing gold. The shape is that of Yeo et al. 2025 (Demystifying Long Chain-of-Thought,
+    section 4). Their wrong answers gain with length, which pays for padding: here it must be asked for.
 
     >>> halfway = "<think>" + "hm " * 336 + "</think><answer>4</answer>"
     >>> round(cosine_length_reward.score(halfway, answer="4"), 2), cosine_length_reward.score(halfway, answer="5")
@@ -436,8 +428,7 @@ def soft_overlong_reward(
 def repetition_reward(completion: str, *, n: int = 3) -> float:
     """How little the completion repeats itself: the share of its n-grams that are different.
 
-    Returns 0 to 1: 1 where no n-gram of words occurs twice, near 0 for a loop; a completion of fewer
-    than n words gets 1, an empty one 0.
+    Returns 0 to 1: near 0 for a loop; a completion of fewer than n words gets 1, an empty one 0.
 
     >>> repetition_reward.score("one two three four"), round(repetition_reward.score("go on " * 100), 2)
     (1.0, 0.01)
@@ -460,12 +451,8 @@ def reasoning_steps_reward(completion: str, *, steps: int = 3) -> float:
 
 
 UNWANTED = (r"\bas an ai\b", r"\bi(?:'m| am) (?:sorry|just an?)\b", r"\bi hope this helps\b", r"\blet me know if\b")
-UNWANTED += (
-    r"^\s*(?:sure|certainly|of course|absolutely)\b",
-    r"\bgreat question\b",
-    r"!{2,}",
-    r"\b(?:delve|tapestry)\b",
-)
+UNWANTED += (r"^\s*(?:sure|certainly|of course|absolutely)\b", r"\bgreat question\b")
+UNWANTED += (r"!{2,}", r"\b(?:delve|tapestry)\b")
 
 
 @reward
@@ -503,10 +490,9 @@ def diversity_reward(completions: Sequence[str], *, n: int = 2) -> list[float]:
 async def judge_reward(completion: str, prompt: Any, answer: Any = None, *, judge: Judge = DEFAULT_JUDGE) -> float:
     """What a language model behind an OpenAI-compatible endpoint thinks of the final text, by a rubric.
 
-    Returns 0 to 1. Only the text outside the reasoning is shown to the judge; an empty one gets 0
-    without a call. A judge that cannot be reached, has no budget left, or replies anything but a
-    grade is neutral within the group, and counted. Set it up with
-    `judge_reward.with_options(judge=Judge(model="…", base_url="…", cache="judge.sqlite"))`.
+    Returns 0 to 1. Only the text outside the reasoning is shown to the judge; an empty one gets 0 without a call. A
+    judge that cannot be reached, has no budget left, or replies anything but a grade is neutral within the group.
+    Set it up with `judge_reward.with_options(judge=Judge(model="…", base_url="…", cache="judge.sqlite"))`.
 
     >>> judge_reward.score("<think>hm</think>", prompt="Say hello.")
     0.0

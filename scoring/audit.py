@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from scoring.adopt import prepare_rewards
+from scoring.combine import prepare_rewards
 from scoring.contract import RewardError, RewardFunction
 from scoring.contract_checks import check_contract
 from scoring.probes import ANOTHER, FALSE, Trial, make_trials
@@ -104,10 +104,8 @@ def _try_weighted_set(functions: Sequence[RewardFunction], rows: Sequence[Row], 
     chosen = [by_name[name] for name, weight in weights.items() if weight]
     deciding = deciding_rewards(chosen, [weights[function.__name__] for function in chosen])
     if not deciding:
-        came = (
-            "no reward in the set claims correctness, so the policy learns style alone; "
-            "if one decides what is right, write @reward(claims_correctness=True)"
-        )
+        came = "no reward in the set claims correctness, so the policy learns style alone; "
+        came += "if one decides what is right, write @reward(claims_correctness=True)"
         return {"reward": SET, "verdict": "fails"}, [(SET, "pays for right answers", came, None, None)]
     try:
         trials = make_trials(deciding[0], rows)

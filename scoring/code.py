@@ -17,9 +17,8 @@ FENCED = re.compile(r"^([ \t]*)```([^\n]*)\n(.*?)(?:^[ \t]*```+[ \t]*$|\Z)", re.
 PYTHON_NAMES = {"py", "python", "python3", "ipython"}
 CODE_START = re.compile(r"(?:def |class |async def |import |from |@|return |[ \t]+\S)")
 DEFINITION = re.compile(r"(?:def |class |async def |import |from |@)")
-CODE_LINE = re.compile(
-    r"[ \t]|(?:def|class|async|import|from|if|for|while|with|try|except|finally|else|elif)\b|[@#)\]}]|[\w., ]+=|$"
-)
+KEYWORDS = r"(?:def|class|async|import|from|if|for|while|with|try|except|finally|else|elif)\b"
+CODE_LINE = re.compile(rf"[ \t]|{KEYWORDS}|[@#)\]}}]|[\w., ]+=|$")
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 LONGEST_CODE = 100_000  # characters of an answer without fences that are tried as code
 MOST_BEFORE, LONGEST_HELPER = 8, 10_000  # blocks before the function that may hold its helpers, characters of one

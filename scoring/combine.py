@@ -1,33 +1,135 @@
-"""Rewards made of other rewards: gated, rescaled, renamed, cached."""
+"""Rewards made of other functions: adopted from TRL's signature, made ready for it, gated, rescaled, renamed, cached."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import itertools
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from scoring.adopt import adopt
+from scoring.background import run_in_background
 from scoring.batch import Batch
-from scoring.contract import RewardFunction
+from scoring.contract import RewardError, RewardFunction, callable_name, is_failure, name_with
+
+
+class AdoptedFunction(RewardFunction):
+    """A function in TRL's own signature, called unchanged and checked like every reward here."""
+
+    for_chats = True
+
+    def __init__(
+        self, function: Callable, low: float = -math.inf, high: float = math.inf, *, prefill: bool = False, **more: Any
+    ) -> None:
+        self.prefill = prefill
+        super().__init__(function, low, high, **more)
+
+    def _parameters(self) -> dict[str, inspect.Parameter]:
+        parameters = inspect.signature(self.function).parameters
+        self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        if "completions" not in parameters and not self.takes_all:
+            raise TypeError(f"{self.__name__} is not in TRL's signature: it needs a parameter 'completions'")
+        self.groupwise, self._names = False, ()
+        bound = set(self.function.keywords) if isinstance(self.function, functools.partial) else set()
+        stars = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        return {n: p for n, p in parameters.items() if p.kind not in stars and n not in bound}
+
+    def _arguments(self) -> dict[str, Any]:
+        return super()._arguments() | {"prefill": self.prefill}
+
+    def values(self, batch: Batch) -> list:
+        given = {"prompts": batch.prompts, "completions": batch.completions, **batch.columns, **batch.from_trl}
+        given = {"completion_ids": [[] for _ in batch.texts], **given, **self.options}
+        if self.prefill:
+            given["completions"] = [
+                text if isinstance(c, str) else [{"role": "assistant", "content": text}]
+                for text, c in zip(batch.texts, batch.completions)
+            ]
+        if not self.takes_all:
+            parameters = inspect.signature(self.function).parameters
+            given = {name: value for name, value in given.items() if name in parameters}
+        try:
+            found = self.function(**given)
+            found = list(run_in_background(found) if inspect.isawaitable(found) else found)
+        except Exception as error:
+            if not is_failure(error):
+                raise self._broken(error, self._culprit(batch)) from error
+            return [error] * len(batch.texts)
+        if len(found) != len(batch.texts):
+            raise RewardError(f"{self.__name__} returned {len(found)} scores for {len(batch.texts)} completions")
+        return found
+
+    def _culprit(self, batch: Batch) -> str:
+        """The first completion on which the function fails alone; the first of all where none does."""
+        for i, text in enumerate(batch.texts if len(batch.texts) > 1 else ()):
+            try:
+                self.values(batch.part([i]))
+            except Exception:
+                return text
+        return batch.texts[0] if batch.texts else ""
+
+
+def adopt(
+    function: Callable,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    name: str | None = None,
+    prefill: bool = False,
+    claims_correctness: bool | None = None,
+) -> RewardFunction:
+    """A reward function from elsewhere, in TRL's signature, under the checks of this module.
+
+    The function is called as TRL would call it, unchanged. A partial gets its settings into its name.
+
+    Args:
+        function: `f(prompts, completions, **columns) -> list[float | None]`, sync or async.
+        low, high: its range, where you know it.
+        prefill: put back what the prompt had already begun. Leave it off for functions that do so themselves.
+
+    Raises:
+        TypeError: for a function that is not in TRL's signature.
+
+    >>> adopt(lambda completions, **kwargs: [float("12" in c[0]["content"]) for c in completions], name="has_12").score("12!")
+    1.0
+    """
+    if isinstance(function, RewardFunction):
+        return function
+    keywords = function.keywords if isinstance(function, functools.partial) else {}
+    name = name or (name_with(callable_name(function), keywords) if keywords else None)
+    return AdoptedFunction(function, low, high, name=name, prefill=prefill, claims_correctness=claims_correctness)
+
+
+def prepare_rewards(functions: Iterable[Callable], columns: Iterable[str] | None = None) -> list[RewardFunction]:
+    """What goes to the trainer: every function adopted, its columns there, and no two under one metric name.
+
+    Args:
+        columns: names of the data set's columns; None leaves them unchecked.
+
+    Raises:
+        MissingColumnError, TypeError: naming the function.
+    """
+    found: dict[str, RewardFunction] = {}
+    columns = None if columns is None else list(columns)
+    for function in map(adopt, functions):
+        if columns is not None:
+            function.check_columns(columns)
+        names = itertools.chain([function.__name__], (f"{function.__name__}_{i}" for i in itertools.count(2)))
+        name = next(name for name in names if name not in found)
+        found[name] = function if name == function.__name__ else function.renamed(name)
+    return list(found.values())
+
+
+NO_SCORE = (type(None), Exception)  # what a part may give in place of a score
 
 
 class CombinedReward(RewardFunction):
     """A reward computed from others: `combine` makes the scores of a batch from the parts' scores of it."""
 
-    def __init__(
-        self,
-        parts: Sequence[RewardFunction],
-        combine: Callable[[Sequence[RewardFunction], Batch], list],
-        *,
-        low: float,
-        high: float,
-        name: str,
-        doc: str,
-    ) -> None:
+    def __init__(self, parts: Sequence, combine: Callable, *, low: float, high: float, name: str, doc: str) -> None:
         first = parts[0]
         self.parts, self.combine = list(parts), combine
         self.low, self.high, self.failures, self.__name__, self.__doc__ = low, high, 0, name, doc
@@ -60,23 +162,14 @@ def gate(function: RewardFunction, by: RewardFunction, at_least: float = 1.0) ->
     0.0
     """
     function, by = adopt(function), adopt(by)
-    return CombinedReward(
-        [function, by],
-        functools.partial(_gated, at_least=at_least, lowest=0.0 if math.isinf(function.low) else function.low),
-        low=function.low,
-        high=function.high,
-        name=f"{function.__name__}_if_{by.__name__}",
-        doc=f"{function.purpose} Only where {by.__name__} is at least {at_least:g}.",
-    )
+    name, doc = f"{function.__name__}_if_{by.__name__}", f"{function.purpose} Only where {by.__name__} >= {at_least:g}."
+    combine = functools.partial(_gated, at_least=at_least, lowest=0.0 if math.isinf(function.low) else function.low)
+    return CombinedReward([function, by], combine, low=function.low, high=function.high, name=name, doc=doc)
 
 
 def _gated(parts: Sequence[RewardFunction], batch: Batch, at_least: float, lowest: float) -> list:
-    def one(score: Any, key: Any) -> Any:
-        if key is None or isinstance(key, Exception):
-            return key
-        return score if key >= at_least else lowest
-
-    return list(map(one, *(part.checked_values(batch) for part in parts)))
+    scores, keys = (part.checked_values(batch) for part in parts)
+    return [k if isinstance(k, NO_SCORE) else s if k >= at_least else lowest for s, k in zip(scores, keys)]
 
 
 def rescale(function: RewardFunction, low: float = 0.0, high: float = 1.0) -> RewardFunction:
@@ -93,9 +186,7 @@ def rescale(function: RewardFunction, low: float = 0.0, high: float = 1.0) -> Re
     function = adopt(function)
     width = function.high - function.low
     if not math.isfinite(width) or not width:
-        raise ValueError(
-            f"{function.__name__} declares no finite range to rescale: give it one, adopt(f, low=…, high=…)"
-        )
+        raise ValueError(f"{function.__name__} has no finite range to rescale: give it one, adopt(f, low=…, high=…)")
     if not low < high:
         raise ValueError(f"cannot rescale to [{low}, {high}]: the lower bound comes first")
     combine = functools.partial(_rescaled, low=low, high=high)
@@ -103,12 +194,9 @@ def rescale(function: RewardFunction, low: float = 0.0, high: float = 1.0) -> Re
 
 
 def _rescaled(parts: Sequence[RewardFunction], batch: Batch, low: float, high: float) -> list:
-    function = parts[0]
-    width = function.high - function.low
-    return [
-        score if score is None or isinstance(score, Exception) else low + (score - function.low) / width * (high - low)
-        for score in function.checked_values(batch)
-    ]
+    (function,), width = parts, parts[0].high - parts[0].low
+    scores = function.checked_values(batch)
+    return [s if isinstance(s, NO_SCORE) else low + (s - function.low) / width * (high - low) for s in scores]
 
 
 def rename(function: RewardFunction, name: str) -> RewardFunction:

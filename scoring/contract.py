@@ -48,8 +48,8 @@ def is_failure(error: BaseException) -> bool:
 class RewardFunction:
     """A reward in TRL's signature, made by `@reward` from the score of one completion or of one group.
 
-    Completions with the same prompt in a call are a group. Where several processes train, each scores its own
-    part of the batch: make the batch of a device divisible by the group's size.
+    Completions with the same prompt in a call are a group. With several processes each scores its own part of the
+    batch: make the batch of a device divisible by the group's size.
 
     Attributes:
         columns: names of the data-set columns it cannot do without.
@@ -309,12 +309,10 @@ def reward(
     """Decorator: makes a TRL reward function of the score of one completion, or of one group.
 
     Args:
-        function: takes `completion` (str) and returns its score, or takes `completions` (the list of
-            texts of one group) and returns a list of scores. Further parameters are filled by name:
-            `prompt`, any data-set column, `completion_ids`, `trainer_state`, `log_metric(name, value)`
-            and `log_extra(column, value)`. `n_steps=2` is used where the data has no such column.
-            Parameters after `*` never come from the data. A function for one completion may be
-            `async`: then a whole batch runs concurrently.
+        function: takes `completion` (str) and returns its score, or takes `completions` (the texts of one group) and
+            returns a list of scores. Further parameters are filled by name: `prompt`, any data-set column,
+            `completion_ids`, `trainer_state`, `log_metric(name, value)` and `log_extra(column, value)`. Those after
+            `*` never come from the data. A function for one completion may be `async`: a batch then runs concurrently.
         low, high: the range of its scores; a score outside raises RewardError.
         claims_correctness: whether the best score says "the answer is right"; by default where `answer` is needed.
         example: a row for the audit, where yours lack its columns; the answer `right` deserves the best score.

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from scoring import formats
-from scoring.adopt import AdoptedFunction
 from scoring.batch import assistant_prefix, question_text
+from scoring.combine import AdoptedFunction
 from scoring.contract import RewardError, RewardFunction
 from scoring.probes import WORKING, Trial
 
@@ -42,7 +42,7 @@ def check_contract(function: RewardFunction, trials: Sequence[Trial]) -> Iterato
         checks["same score alone as in the batch"] = lambda: first_difference(base, list(alone), texts)
     if not isinstance(function, AdoptedFunction):  # which need only take what your rows are: chat or text, begun or not
 
-        def scores(prompt: Any, texts: Sequence[str]) -> list[float | None]:
+        def scores(prompt: Any, texts: Sequence[str] = texts) -> list[float | None]:
             ids = [[0] * 40] * len(texts)  # TRL counts the tokens of the completion alone, which the forms change
             return Trial({**trial.row, "prompt": prompt}, []).call(function, texts, completion_ids=ids)
 
@@ -50,7 +50,7 @@ def check_contract(function: RewardFunction, trials: Sequence[Trial]) -> Iterato
         chat = [{"role": "user", "content": question}]
         begun = [*chat, {"role": "assistant", "content": formats.FORMAT.opening}]
         checks["same scores for chat messages and plain text"] = lambda: first_difference(
-            scores(question, texts), scores(chat, texts), texts
+            scores(question), scores(chat), texts
         )
         checks["what the prompt has begun is put back"] = lambda: first_difference(
             scores(chat, right), scores(begun, right), right

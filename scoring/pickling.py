@@ -9,7 +9,6 @@ import inspect
 import pickle
 import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 
@@ -34,17 +33,14 @@ class ByName:
 
     def find(self) -> Callable:
         """The function; where its name stands for a reward, the function in that."""
-        found = functools.reduce(getattr, self.name.split("."), self._load())
-        return getattr(found, "function", found)
-
-    def _load(self) -> ModuleType:
         try:
-            return sys.modules.get(self.module) or importlib.import_module(self.module)
+            module = sys.modules.get(self.module) or importlib.import_module(self.module)
         except ModuleNotFoundError:  # notebook 03 reads my_rewards.py from a folder that is not on the path
             spec = importlib.util.spec_from_file_location(self.module, self.file)
             module = sys.modules[self.module] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
-            return module
+        found = functools.reduce(getattr, self.name.split("."), module)
+        return getattr(found, "function", found)
 
 
 def portable(function: Callable, reward_name: str) -> Any:

@@ -161,20 +161,11 @@ def json_validator(schema: str) -> Any:
         kind.check_schema(parsed)
         resource = referencing.jsonschema.DRAFT202012.create_resource(parsed)
         resolver = referencing.Registry().with_resource("", resource).resolver()
-        for reference in references(parsed):
-            resolver.lookup(reference)
+        for reference in re.findall(r'"\$ref": ("(?:[^"\\]|\\.)*")', json.dumps(parsed)):
+            resolver.lookup(json.loads(reference))
         return jsonschema.validators.extend(kind, {"uniqueItems": unique_items})(parsed)
     except (ValueError, RecursionError, jsonschema.SchemaError, referencing.exceptions.Unresolvable):
         return None
-
-
-def references(schema: Any) -> Iterable[str]:
-    """Every `$ref` in a schema."""
-    if isinstance(schema, dict):
-        yield from [schema["$ref"]] if isinstance(schema.get("$ref"), str) else []
-        schema = list(schema.values())
-    for part in schema if isinstance(schema, list) else ():
-        yield from references(part)
 
 
 def unique_items(validator: Any, wanted: bool, value: Any, schema: Any) -> Iterable[Any]:

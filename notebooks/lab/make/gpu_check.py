@@ -1,4 +1,4 @@
-"""`make gpu-check`: does everything work on this CUDA card, and what does it cost there? Twenty minutes, offline.
+"""`make gpu-check`: does everything work on this CUDA card, and what does it cost there? Ten minutes, offline.
 
 Each part runs in a process of its own with its own log and its own time limit: one failure hides nothing. Parts that do
 not fit into the minutes are ended or left out, and the record says so. `--parts` adds them later.
@@ -201,7 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     only = "these only, with what they need and is not there yet; added to the record"
     parser.add_argument("--parts", nargs="+", metavar="PART", help=only)
-    parser.add_argument("--minutes", type=float, default=20, help="then it ends, whatever still runs (default: 20)")
+    parser.add_argument("--minutes", type=float, default=10, help="then it ends, whatever still runs (default: 10)")
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "outputs/gpu-check", help="for models, logs and the record"
     )

@@ -149,16 +149,18 @@ def read_answers(answers: Answers) -> tuple[pd.DataFrame, list[str]]:
     unique = unique.assign(
         **{name: values.replace([math.inf, -math.inf], math.nan) for name, values in numbers.items()}
     )
-    # of dtype object: pandas' own text refuses half surrogates
-    prompt, completion, decoding = (
-        unique[name].map(str).astype(object) for name in ("prompt", "completion", "decoding")
-    )
+
+    def texts(name: str, most: float = math.inf) -> pd.Series:
+        """A column of dtype object: pandas' own text refuses half surrogates."""
+        return pd.Series([shortened(str(value), most) for value in unique[name]], unique.index, dtype=object)
+
+    completion = texts("completion")
     return unique.assign(
         text=completion.str[: completions.LONGEST_TEXT],
         cut=(completion.str.len() - completions.LONGEST_TEXT).clip(lower=0),
         right=unique["correct"],
-        prompt=[shortened(text, completions.LONGEST_TEXT) for text in prompt],
-        decoding=decoding,
+        prompt=texts("prompt", completions.LONGEST_TEXT),
+        decoding=texts("decoding"),
         tokens=unique.get("tokens", math.nan),
     ), notes
 

@@ -28,7 +28,7 @@ import rewards
 from lab.files import Row, need, relative, write_text
 from lab.page.answer_marks import format_marks
 from lab.read.completions import ScoreColumn
-from lab.read.selection import Budget, spread
+from lab.read.selection import choose_groups, take_groups
 
 PAGE_FOLDER = Path(__file__).parent
 INLINE_MB = 4.0  # of HTML within a notebook, which is saved with it, and opened whole each time
@@ -128,22 +128,24 @@ def unpack_payload(text: str) -> Row:
 
 
 def shrink_payload(payload: Row, limit: float, characters: float) -> Row:
-    """The payload with at most so many completions and characters, in whole groups: of an evaluation the first prompts; of
-    a run the latest step, and groups spread evenly over the others."""
+    """The payload with at most so many completions and characters, in whole groups: of an evaluation the first prompts, of
+    a run what `choose_groups` takes."""
     table, is_run = payload["completions"], "models" not in payload
-    rows = pd.DataFrame({name: table[name] for name in ("step", "group", "prompt")})
+    rows = pd.DataFrame({name: table[name] for name in ("step", "group", "prompt", "suspect")})
     rows["characters"] = list(map(len, table["text"]))
     rows["at"] = rows.groupby(["step", "group"] if is_run else ["prompt"]).ngroup()
     groups = (
         rows.groupby("at")
-        .agg({"characters": "sum", "step": "first", "prompt": "first"})
+        .agg({"characters": "sum", "step": "first", "prompt": "first", "suspect": "max"})
         .assign(n=rows["at"].value_counts())
     )
     groups["characters"] += [len(payload["prompts"]["text"][prompt]) for prompt in groups["prompt"]]
-    order, latest = list(groups.index), groups.index[groups["step"] == groups["step"].max()]
-    budget = Budget(groups, limit, characters)
-    budget.take([*latest, *spread(order)] if is_run else order)
-    kept = np.flatnonzero(rows["at"].isin(list(budget.taken))).tolist()
+    suspect = groups.index[groups["suspect"] > 0].tolist()[::-1]
+    if is_run:
+        taken = choose_groups(groups, suspect, limit, characters)
+    else:
+        taken = take_groups(groups, [(groups.index, 1.0)], limit, characters)
+    kept = np.flatnonzero(rows["at"].isin(taken)).tolist()
     said = f"{len(kept):,} of the {len(rows):,} completions of the whole page, in whole groups."
     left_out = f"{len(rows) - len(kept):,} completions of the page's file."
     selection = {**payload["selection"], "kept": len(kept), "said": said, "left_out": left_out}

@@ -179,20 +179,19 @@ class Completions:
             FROM ({groups}) AS f JOIN weights USING (step) ORDER BY step, grp, key"""
 
     def _view(self) -> str:
-        """SQL for what a person queries; a column called like another one, case aside, gets a number behind it."""
+        """SQL for what a person queries; a column called like one before it, case aside, gets _2 behind its name."""
         columns = [("f.step", "step"), ("f.grp", "group"), ("f.place", "place"), ("r.prompt", "prompt")]
-        columns += [("r.completion", "completion"), *((f"f.s{i}", one.name) for i, one in enumerate(self.rewards))]
-        columns += [(f'f."{name}"', name) for name in ("total", "right", "advantage", "tokens", "prompt_tokens")]
+        columns += [
+            ("r.completion", "completion"),
+            *((f'f."{name}"', name) for name in ("total", "right", "advantage")),
+        ]
+        columns += [("f.tokens", "tokens"), ("f.prompt_tokens", "prompt_tokens")]
+        columns += [(f"f.s{i}", one.name) for i, one in enumerate(self.rewards)]
         columns += [(f"r.x{i}", one.name) for i, one in enumerate(self.files.others)]
-        own = {
-            "place": "f.place",
-            "total": 'f."total"',
-            "right": 'f."right"',
-        }  # a reward of such a name gets the number
-        taken, parts = set(own), []
+        taken, parts = set[str](), []
         for source, name in columns:
-            names = (name, *(f"{name}_{i}" for i in range(2, len(columns) + 2)))
-            name = name if own.get(name) == source else next(one for one in names if one.casefold() not in taken)
+            while name.casefold() in taken:
+                name += "_2"
             taken.add(name.casefold())
             parts.append(f"{source} AS {parquet.quoted(name)}")
         return f"SELECT {', '.join(parts)} FROM raw AS r JOIN facts AS f USING (key)"
@@ -206,19 +205,6 @@ class Completions:
             queries = [f"SELECT nth, {parts} FROM ({relation}) JOIN wanted USING (key)" for relation in relations]
             table = pa.concat_tables([self.db.sql(query).to_arrow_table() for query in queries])
         return table.take(np.argsort(table["nth"].to_numpy()))
-
-    def _prompt_texts(self, keys: pd.Series) -> list[str]:
-        """The prompts of the rows with these keys; of very long ones the beginning, which says so."""
-        return self._fetch(keys.to_numpy(), {"text": shortened_sql("prompt", LONGEST_TEXT)})["text"].to_pylist()
-
-    def prompts(self) -> pd.DataFrame:
-        """A row a prompt, as the run saw them: prompt, tokens, steps (how many saw it), first, last, n, best, mean.
-
-        `n`, `best` and `mean` are of the completions: how many, the highest total and the mean one.
-        """
-        table = self._prompt_rows().drop(columns=["prompt", "seen"])
-        table.insert(0, "prompt", self._prompt_texts(table.pop("key")))
-        return table
 
     def _prompt_rows(self, where: str = "") -> pd.DataFrame:
         """Statistics of the prompts over the whole run, each with the key of a row that has its text."""
@@ -261,7 +247,6 @@ class Completions:
     def select(self, limit: int = MOST_COMPLETIONS, characters: int = MOST_CHARACTERS) -> Selection:
         """What a page shows: everything, or whole groups up to these numbers of completions and of characters.
 
-        All of the latest step, then groups with suspects (up to a third), the first step, and steps spread evenly.
         Raises ValueError for a limit below 1.
         """
         if limit < 1 or characters < 1:
@@ -271,23 +256,21 @@ class Completions:
             SELECT step, grp, count(*) AS n,
                    sum(least(length, {LONGEST_TEXT})) + max(least(prompt_length, {LONGEST_TEXT})) AS characters
             FROM facts GROUP BY step, grp ORDER BY step, grp""")
-        chosen, how = choose_groups(groups, self._suspect_groups(groups), limit, characters)
+        chosen = choose_groups(groups, self._suspect_groups(groups), limit, characters)
         with self._beside("chosen", groups.loc[chosen, ["step", "grp"]]):
             rows = self.sql("SELECT f.* FROM facts AS f JOIN chosen AS c ON f.step = c.step AND f.grp = c.grp")
         selection, steps = self._with_texts(rows), groups["step"].nunique()
         self._add_suspects(selection)
-        most = f"At most {limit:,} completions and {characters:,} characters."
-        summary = f"{len(rows):,} of {self.count:,} completions, whole groups only: {how}. {most}"
+        summary = (
+            f"{len(rows):,} of {self.count:,} completions, whole groups only: of the latest step, with suspects, and spread "
+            f"evenly over the run. At most {limit:,} completions and {characters:,} characters."
+        )
         if len(rows) == self.count:
             prompts = count_of(len(selection.prompts), "prompt")
             summary = f"All {count_of(self.count, 'completion')} of {prompts} in {count_of(steps, 'step')}."
         left_out = []
         if gone := self.count - len(rows):
-            with self._beside("shown", rows[["key"]]):
-                suspects = self._rows("SELECT count(DISTINCT key) FROM suspects ANTI JOIN shown USING (key)")[0][0]
-            among = f"{count_of(suspects, 'suspect')} and {count_of(steps - rows['step'].nunique(), 'whole step')}"
-            completions = count_of(gone, "completion")
-            left_out.append(f"Not in this page: {completions}, {among} among them; lab.read.completions reads all.")
+            left_out.append(f"Not in this page: {count_of(gone, 'completion')}; lab.read.completions reads all.")
         if cut := int((selection.rows["cut"] > 0).sum()):
             left_out.append(f"{count_of(cut, 'completion')} cut after {LONGEST_TEXT:,} characters.")
         return selection._replace(summary=summary, left_out=" ".join(left_out))
@@ -315,7 +298,8 @@ class Completions:
             columns[f"x{i}"] = shortened_sql(f"x{i}", LONGEST_EXTRA) if one.type == "VARCHAR" else f"x{i}"
         table = self._fetch(rows["key"].to_numpy(), columns)
         others = {one.name: table[f"x{i}"].to_pylist() for i, one in enumerate(self.files.others)}
-        prompts["text"] = self._prompt_texts(prompts.pop("key"))
+        prompt = {"text": shortened_sql("prompt", LONGEST_TEXT)}
+        prompts["text"] = self._fetch(prompts.pop("key").to_numpy(), prompt)["text"].to_pylist()
         first = rows.reset_index().drop_duplicates("prompt").sort_values("prompt")["index"]  # a row of each prompt
         data = {name: [others[name][i] for i in first] for name in self.data_columns}
         extras = {name: others[name] for name in self.extra_columns}
@@ -347,11 +331,9 @@ def declared_range(record: RunRecord, name: str) -> tuple[float, float]:
     """A reward's range from its edit, from `run.json`, else from rewards.py; NaN where none has a finite one."""
     edits = [event for event in record.events if event.get("kind") == "reward_changed" and event.get("name") == name]
     recorded = [entry for entry in record.recorded_rewards() if entry["name"] in (name, split_version(name)[0])]
-    for entry in (*edits, *recorded):
-        low, high = (*(entry.get("range") or ()), math.nan, math.nan)[:2]
-        if all(isinstance(end, (int, float)) and math.isfinite(end) for end in (low, high)):
-            return float(low), float(high)
-    return function_range(name)
+    given = [entry["range"] for entry in (*edits, *recorded) if entry.get("range")]
+    finite = (ends for ends in given if all(end is not None and math.isfinite(end) for end in ends))
+    return next(((float(low), float(high)) for low, high in finite), None) or function_range(name)
 
 
 def function_range(name: str) -> tuple[float, float]:

@@ -3,41 +3,39 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 
 WINDOW = 10  # steps; the mean of ten has a third of one step's noise, and ten steps are minutes, not a night
 SAME = 1e-9  # differences below it are rounding
 
 
-def windows(values: np.ndarray, width: int) -> np.ndarray:
-    """Shape (rows, width): the last `width` values at each row, NaN before the first."""
-    padded = np.concatenate([np.full(width - 1, np.nan), values])
-    return np.lib.stride_tricks.sliding_window_view(padded, width)
+def rolling(values: np.ndarray, width: int, least: int) -> pd.api.typing.Rolling:
+    """The last `width` values at each row, of which at least so many have to be known."""
+    return pd.Series(values, dtype=float).rolling(width, min_periods=least)
+
+
+def from_first_window(values: pd.Series, width: int) -> np.ndarray:
+    return values.where(values.index >= width - 1).to_numpy()
 
 
 def mean(values: np.ndarray, width: int = WINDOW) -> np.ndarray:
     """NaN before the first whole window, and where less than half of the window is known."""
-    table = windows(values, width)
-    known = (~np.isnan(table)).sum(axis=1)
-    found = np.nansum(table, axis=1) / np.maximum(known, 1)
-    return np.where((known < width / 2) | (np.arange(len(values)) < width - 1), np.nan, found)
+    return from_first_window(rolling(values, width, (width + 1) // 2).mean(), width)
 
 
 def median(values: np.ndarray, width: int = WINDOW) -> np.ndarray:
     """As `mean`, but a single wild step does not move it."""
-    table = np.sort(windows(values, width), axis=1)  # NaN is sorted to the end
-    known, rows = (~np.isnan(table)).sum(axis=1), np.arange(len(values))
-    found = (table[rows, np.maximum(known - 1, 0) // 2] + table[rows, np.minimum(known // 2, width - 1)]) / 2
-    return np.where((known < width / 2) | (rows < width - 1), np.nan, found)
+    return from_first_window(rolling(values, width, (width + 1) // 2).median(), width)
 
 
 def total(values: np.ndarray, width: int) -> np.ndarray:
     """Before the first whole window the sum of what is there."""
-    return np.nansum(windows(values, width), axis=1)
+    return rolling(values, width, 1).sum().to_numpy()
 
 
 def minimum(values: np.ndarray, width: int) -> np.ndarray:
     """NaN where a value of the window is not known."""
-    return windows(values, width).min(axis=1)
+    return rolling(values, width, width).min().to_numpy()
 
 
 def delayed(values: np.ndarray, rows: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -25,22 +26,23 @@ READ = {*NEVER_NAN, *STEP_COLUMNS, "step", "temperature", "reward_std", "frac_re
 WHY_NOT_LOGGED = {"kl": ": with BETA = 0 TRL measures none", "entropy": ": Unsloth's trainer on a GPU logs none"}
 
 
+@dataclass
 class RunLog:
-    """The training steps of a log as arrays of finite numbers, NaN where there is none.
+    """The training steps of a log as arrays of finite numbers, shape (rows,), NaN where there is none.
 
     Args:
-        steps: shape (rows,).
-        series: columns by name, each of shape (rows,).
         not_finite: for each of NEVER_NAN that was logged, where it was no finite number.
         correct: mean over the rewards that decide what is right; None if none was logged.
         others: the other rewards, by name without version.
         changed: the row of the last edit of a reward, and of the last change of temperature.
     """
 
-    def __init__(self, steps, series, not_finite, correct, others, changed) -> None:
-        self.steps, self.series, self.not_finite = steps, series, not_finite
-        self.correct, self.others, self.changed = correct, others, changed
-        self.since: dict[int, RunLog] = {}
+    steps: np.ndarray
+    series: dict[str, np.ndarray]
+    not_finite: dict[str, np.ndarray]
+    correct: np.ndarray | None
+    others: dict[str, np.ndarray]
+    changed: dict[str, int]
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.series[name]
@@ -51,12 +53,10 @@ class RunLog:
     def since_change(self, what: str) -> RunLog:
         """The rows since the last change of "reward" or "temperature", so that levels before and after are not compared."""
         row = self.changed.get(what, 0)
-        if row and row not in self.since:
-            columns = (self.series, self.not_finite, self.others)
-            series, bad, others = ({name: values[row:] for name, values in each.items()} for each in columns)
-            correct = None if self.correct is None else self.correct[row:]
-            self.since[row] = RunLog(self.steps[row:], series, bad, correct, others, {})
-        return self.since[row] if row else self
+        columns = (self.series, self.not_finite, self.others)
+        series, bad, others = ({name: values[row:] for name, values in each.items()} for each in columns)
+        correct = None if self.correct is None else self.correct[row:]
+        return RunLog(self.steps[row:], series, bad, correct, others, {}) if row else self
 
     def missing(self, name: str) -> str:
         """Why `name` cannot be judged; empty if it can."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
-
-from lab.read.run_record import count_of
 
 SUSPECTS_SHARE = 1 / 3  # of a selection: the rest shows what is usual
 
@@ -47,64 +45,32 @@ class Selection(NamedTuple):
                 self.found_here[rule] += 1
 
 
-class Budget:
-    """Groups taken so far, and what is left of the two limits."""
-
-    def __init__(self, groups: pd.DataFrame, limit: int, characters: int) -> None:
-        self.sizes, self.lengths = groups["n"].tolist(), groups["characters"].tolist()
-        self.rows, self.characters, self.taken = limit, characters, dict[int, None]()
-
-    def take(self, groups: Iterable[int], rows: float = math.inf, characters: float = math.inf) -> int:
-        """Takes those of the groups that fit and are not there yet; returns how many completions that were.
-
-        Args:
-            rows, characters: limits of this call alone.
-        """
-        before = self.rows
-        for group in groups:
-            n, length = self.sizes[group], self.lengths[group]
-            fits = n <= min(rows, self.rows) and length <= min(characters, self.characters)
-            if group not in self.taken and (fits or not self.taken):  # a limit below one group still shows that group
-                self.taken[group] = None
-                self.rows, self.characters = self.rows - n, self.characters - length
-                rows, characters = rows - n, characters - length
-        return before - self.rows
-
-    def fits(self, groups: Iterable[int]) -> bool:
-        new = [group for group in groups if group not in self.taken]
-        return sum(self.sizes[g] for g in new) <= self.rows and sum(self.lengths[g] for g in new) <= self.characters
-
-
-def choose_groups(groups: pd.DataFrame, suspects: Sequence[int], limit: int, characters: int) -> tuple[list[int], str]:
-    """(rows of `groups` to show, the rule in words with its counts).
+def choose_groups(groups: pd.DataFrame, suspects: Sequence[int], limit: float, characters: float) -> list[int]:
+    """Rows of `groups` to show: of the latest step, then with suspects (up to a third), then spread evenly over the run.
 
     Args:
         groups: step, n, characters of each group.
         suspects: rows of `groups` with suspects, the most wanted first.
     """
-    steps = {int(step): rows.tolist() for step, rows in groups.groupby("step").indices.items()}
-    order, budget = sorted(steps), Budget(groups, limit, characters)
-    if budget.fits(range(len(groups))):
-        return list(range(len(groups))), "all"
-    first, last = order[0], order[-1]
-    taken = budget.take(spread(steps[last]))
-    how = "all of" if taken == sum(budget.sizes[group] for group in steps[last]) else "what fits of"
-    parts = [f"{how} the latest step, {last} ({taken:,})"]
-    if taken := budget.take(suspects, int(limit * SUSPECTS_SHARE), int(characters * SUSPECTS_SHARE)):
-        parts.append(f"groups with suspects ({taken:,})")
-    if first != last and (taken := budget.take(spread(steps[first]))):
-        parts.append(f"the first step, {first} ({taken:,})")
-    whole, between, more = 0, 0, ""
-    for step in spread(order[1:-1]):  # whole steps, ever finer between the first and the last
-        fits = budget.fits(steps[step])
-        between += (taken := budget.take(spread(steps[step])))
-        if not fits:
-            more = " and a part of one more" if taken else ""
-            break
-        whole += 1
-    if between:
-        parts.append(f"{count_of(whole, 'step')}{more} spread evenly between them ({between:,})")
-    return list(budget.taken), "; ".join(parts)
+    latest = groups.index[groups["step"] == groups["step"].max()]
+    parts = [(spread(latest), 1.0), (suspects, SUSPECTS_SHARE), (spread(range(len(groups))), 1.0)]
+    return take_groups(groups, parts, limit, characters)
+
+
+def take_groups(
+    groups: pd.DataFrame, parts: Iterable[tuple[Iterable[int], float]], limit: float, characters: float
+) -> list[int]:
+    """Rows of `groups` that fit, part by part: (rows in their order, the share of both limits that they may take)."""
+    sizes, lengths = groups["n"].tolist(), groups["characters"].tolist()
+    free, taken = np.array([limit, characters], dtype=float), dict[int, None]()
+    for rows, share in parts:
+        own = share * np.array([limit, characters])
+        for row in rows:
+            size = np.array([sizes[row], lengths[row]])
+            fits = (size <= np.minimum(own, free)).all()
+            if row not in taken and (fits or not taken):  # a limit below one group still shows that group
+                taken[row], free, own = None, free - size, own - size
+    return sorted(taken)
 
 
 def spread(items: Sequence[Any]) -> list[Any]:

@@ -50,40 +50,19 @@ def describe_rules(limit: int | None, deciders: Sequence[str]) -> dict[str, str]
         limit: the longest completion that the run allowed, in tokens, if known.
         deciders: names of the rewards that decide what is right.
     """
-    names, unknown = (
-        " and ".join(deciders),
-        "The run has no reward that decides what is right, so this rule finds nothing.",
-    )
-    wrong = (
-        f"{names} judged it wrong. Yet its total is at least the lowest total of a right completion of its step, or "
-        f"{HIGH_ANYWAY:.0%} of the run's highest total where the step has no right one."
-    )
-    alone = (
-        f"Its total exceeds the second best of its group by {ALONE_GAP:.0%} of the run's range of totals and by "
-        f"{ALONE_SPREAD:g} standard deviations of the rest. Groups have {SMALLEST_GROUP} completions or more. "
-        "A completion that alone is right is not named."
-    )
-    empty = (
-        f"{names} judged it right, and the text is empty. Or, looked for in this page only: no answer can be extracted, "
-        "although most right ones have one."
-    )
-    same = (
-        f"{ALIKE_SHARE:.0%} of its group ({SMALLEST_GROUP} or more) got the same text but for case and white space, or "
-        f"{ALIKE_PROMPTS} or more prompts of a step did (from {ALIKE_LETTERS} letters on). Or, looked for in this page "
-        f"only: {ALIKE_SHARE:.0%} of its group are {ALIKE}% alike. Right completions are not named"
-        + ("." if deciders else "; these are here those in the upper half of the totals.")
-    )
-    long = (
-        f"{f'Cut off at the limit of {limit} tokens, or longer' if limit else 'Longer'} than {LONG_TIMES:g} times the "
-        f"median of its step and at least {LONG_TOKENS} tokens. Where tokens were not recorded, {CHARACTERS_A_TOKEN} "
-        "characters count as one."
-    )
+    judge = " and ".join(deciders) or "no reward of this run, which finds nothing here,"
     return {
-        "wrong_but_high": wrong if deciders else unknown,
-        "alone_at_the_top": alone,
-        "right_without_answer": empty if deciders else unknown,
-        "near_duplicates": same,
-        "very_long": long,
+        "wrong_but_high": f"Judged wrong by {judge} with a total of at least the lowest right one of its step, or "
+        f"{HIGH_ANYWAY:.0%} of the run's highest where the step has no right one.",
+        "alone_at_the_top": f"Its total exceeds the second best of its group ({SMALLEST_GROUP} or more) by {ALONE_GAP:.0%} of "
+        f"the run's range of totals and by {ALONE_SPREAD:g} standard deviations of the rest, and not by being alone right.",
+        "right_without_answer": f"Judged right by {judge} without a text. Or, looked for in this page only: without an "
+        "extracted answer, although most right ones have one.",
+        "near_duplicates": f"{ALIKE_SHARE:.0%} of its group ({SMALLEST_GROUP} or more), or {ALIKE_PROMPTS} prompts of a step "
+        f"(from {ALIKE_LETTERS} letters on), got the same text but for case and white space. Or, looked for in this page "
+        f"only: {ALIKE_SHARE:.0%} of its group are {ALIKE}% alike. Right completions are not named.",
+        "very_long": f"{f'Cut off at the limit of {limit} tokens, or longer' if limit else 'Longer'} than {LONG_TIMES:g} times "
+        f"the median of its step and at least {LONG_TOKENS} tokens.",
     }
 
 
