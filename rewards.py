@@ -30,6 +30,7 @@ import asyncio
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
@@ -73,7 +74,7 @@ from scoring.judge import DEFAULT_JUDGE, Judge
 from scoring.mathematics import LONGEST_EXPRESSION, is_expression, is_mathematics, symbolically_equal, unwrap_formula
 from scoring.numbers import extract_number, read_number, same_number, units_differ
 from scoring.structured import arithmetic, best_schedule, choice_index, chosen_index
-from scoring.text import bleu_scorer, compiled, count_steps, ngrams, reference_and_text, rouge_f_measure
+from scoring.text import bleu_scorer, count_steps, ngrams, reference_and_text, rouge_f_measure
 
 __all__ = ["format_reward", "soft_format_reward", "correctness_reward", "math_reward", "numeric_closeness_reward"]
 __all__ += ["multiple_choice_reward", "bleu_reward", "rouge_reward", "json_reward", "countdown_reward"]
@@ -107,8 +108,8 @@ def format_reward(completion: str) -> float:
 def soft_format_reward(completion: str) -> float:
     """How much of the asked-for format is there: what GRPO can climb while nobody has the strict one yet.
 
-    Returns 0, 0.2, … 0.8, or 1 for the strict format: a fifth for each mark in its place (once, in
-    order, with content beside it, nothing after the last), a fifth for the whole.
+    Returns 0, 0.2, … 0.8, or 1 for the strict format: a fifth for each mark in its place (once, in order, with content
+    beside it, nothing after the last), a fifth for the whole.
 
     >>> soft_format_reward.score("It is <answer>4</answer>")
     0.4
@@ -141,9 +142,8 @@ def correctness_reward(completion: str, answer: Any) -> float | None:
 def math_reward(completion: str, answer: Any, *, time_limit: float = 1.0) -> float | None:
     """Whether the final answer is mathematically equal to the gold: numbers exactly, expressions symbolically.
 
-    Returns 0 or 1; None for a missing gold. An expression goes to math-verify (Hugging Face) in a process
-    of its own, which gives up after `time_limit` seconds of work. Plain numbers are compared at once.
-    1.414 for √2 and `3 * 4` for 12 count as wrong.
+    Returns 0 or 1; None for a missing gold. An expression goes to math-verify (Hugging Face) in a process of its own,
+    which gives up after `time_limit` seconds of work. 1.414 for √2 and `3 * 4` for 12 count as wrong.
 
     >>> math_reward.score(r"<answer>\\frac{1}{2}</answer>", answer="0.5")
     1.0
@@ -172,8 +172,8 @@ def math_reward(completion: str, answer: Any, *, time_limit: float = 1.0) -> flo
 def numeric_closeness_reward(completion: str, answer: Any, *, within: float = 0.5) -> float | None:
     """How near a numeric answer is to the gold: 1 for exactly right, at most 0.5 for near.
 
-    Returns 1 for the exact value, else 0.5 falling linearly to 0 at a relative error of `within`
-    (relative to the gold, or to 1 where the gold is smaller); None for a gold that is no number.
+    Returns 1 for the exact value, else 0.5 falling linearly to 0 at a relative error of `within` (relative to the gold,
+    or to 1 where the gold is smaller); None for a gold that is no number.
 
     >>> numeric_closeness_reward.score("<answer>90</answer>", answer="100")
     0.4
@@ -277,10 +277,9 @@ def countdown_reward(completion: str, numbers: Sequence[int], target: Any) -> fl
     if wanted is None or not given_numbers:
         return None
     expression, equals, result = unwrap_formula(extract_answer(completion) or "").partition("=")
-    found = arithmetic(expression)
-    if found is None or (equals and extract_number(result) != wanted):
+    if equals and extract_number(result) != wanted:
         return 0.0
-    value, used = found
+    value, used = arithmetic(expression) or (None, [])
     return 1.0 if value == wanted and sorted(used) == sorted(given_numbers) else 0.0
 
 
@@ -313,11 +312,10 @@ async def code_reward(
 ) -> float | None:
     """The share of a test's assertions that the completion's function holds, run in a sandbox.
 
-    Returns 0 to 1, and 1 only where all hold; 0 without running for an answer without code. None for a
-    problem without a test, or with one that the sandbox cannot split (see `sandbox.Verdict`). `prompt`,
-    `test` and `entry_point` are HumanEval's. Where the chat says more than the function's head, the column
-    `code_prompt` has the head; an answer that is only a body needs one of the two. A lost worker or a broken
-    test is neutral within the group, and counted. A batch is judged in parallel, equal completions once.
+    Returns 0 to 1, and 1 only where all hold; 0 for an answer without code; None for a problem without a test, or with
+    one that the sandbox cannot split (see `sandbox.Verdict`). `prompt`, `test` and `entry_point` are HumanEval's. Where
+    the chat says more than the function's head, the column `code_prompt` has the head. A lost worker or a broken test
+    is neutral within the group, and counted. A batch is judged in parallel, equal completions once.
 
     >>> code_reward.score("def f(n):\\n    return 4", test="assert f(2) == 4\\nassert f(3) == 6", entry_point="f")
     0.5
@@ -466,7 +464,7 @@ def style_reward(completion: str, *, unwanted: Sequence[str] = UNWANTED) -> floa
     (1.0, 0.25)
     """
     text = formats.FORMAT.outside(completion)
-    hits = sum(compiled(pattern).search(text) is not None for pattern in unwanted)
+    hits = sum(re.search(pattern, text, re.IGNORECASE) is not None for pattern in unwanted)
     return max(0.0, 1 - hits / 4) if formats.is_visible(text) else 0.0
 
 

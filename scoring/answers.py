@@ -15,8 +15,7 @@ from scoring.numbers import DRESSING, extract_number, read_number, same_number
 def split_completion(completion: str) -> tuple[str, str] | None:
     """(reasoning, answer) of a strictly formatted completion, None for anything else.
 
-    Strict means: the reasoning, then the answer, both with content, each mark of the format exactly
-    once, and nothing but white space before, between and after.
+    Strict means: the reasoning, then the answer, both with content, each mark once, and only white space around them.
 
     >>> split_completion("<think>2 + 2 = 4</think> <answer>4</answer>")
     ('2 + 2 = 4', '4')
@@ -38,10 +37,8 @@ def extract_reasoning(completion: str) -> str | None:
 def extract_answer(completion: str, format: formats.Format | None = None) -> str | None:
     """The one answer that stands outside the reasoning, or None.
 
-    None as well for several answers, for one inside a reasoning block that is never closed, and for one
-    that the text around it contradicts or takes back. A completion that offers two answers has not answered.
-
-    `format` says how the answer is marked; None: the format in use.
+    None as well for several answers, for one inside a reasoning block that is never closed, and for one that the text
+    around it contradicts or takes back. `format` says how the answer is marked; None: the format in use.
 
     >>> extract_answer("<think>is it <answer>5</answer>?</think><answer> 4 </answer> I hope this helps!")
     '4'
@@ -107,9 +104,7 @@ def extract_gsm8k_answer(solution: str) -> str | None:
 
 
 def same_answer(given: str, gold: str) -> bool:
-    """Whether both state the same value: numbers compared exactly, anything else as text.
-
-    Answers with two different known units differ.
+    """Whether both state the same value: numbers compared exactly (two known units differ), anything else as text.
 
     >>> same_answer("1200.0", "$1,200"), same_answer("paris.", "Paris"), same_answer("18 million", "18")
     (True, True, False)
@@ -132,14 +127,13 @@ def same_text(given: str, gold: str) -> bool:
 SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹]+")  # compatibility forms would make 122 of 12²
 
 
-def plain_superscript(match: re.Match) -> str:
-    return f"^{{{unicodedata.normalize('NFKC', match[0])}}}"
+def with_plain_powers(text: str) -> str:
+    return SUPERSCRIPTS.sub(lambda match: f"^{{{unicodedata.normalize('NFKC', match[0])}}}", text)
 
 
 def plain_text(text: str) -> str:
     """A text answer without case, dressing, final stop and repeated white space."""
-    text = SUPERSCRIPTS.sub(plain_superscript, text)
-    text = unicodedata.normalize("NFKC", text).casefold().strip(DRESSING + "$").removesuffix(".")
+    text = unicodedata.normalize("NFKC", with_plain_powers(text)).casefold().strip(DRESSING + "$").removesuffix(".")
     return " ".join(text.strip(DRESSING + "$").split())
 
 

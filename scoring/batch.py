@@ -81,17 +81,12 @@ class Batch:
     def part(self, rows: Sequence[int]) -> Batch:
         """The batch of some rows."""
 
-        def of(values: Sequence) -> list:
-            return [values[i] for i in rows]
-
-        columns = {name: of(values) for name, values in self.columns.items()}
-        return Batch(of(self.prompts), of(self.completions), of(self.texts), columns, dict(self.from_trl))
+        lists = [[values[i] for i in rows] for values in (self.prompts, self.completions, self.texts)]
+        columns = {name: [values[i] for i in rows] for name, values in self.columns.items()}
+        return Batch(*lists, columns, dict(self.from_trl))
 
     def groups(self, names: Iterable[str] = ()) -> list[list[int]]:
-        """The rows of each group: those with the same prompt (and the same values of the named columns).
-
-        Rows of a group need not stand side by side.
-        """
+        """The rows of each group, wherever they stand: those with the same prompt and values of the named columns."""
         found: dict[str, list[int]] = {}
         columns = [self.columns[name] for name in names if name in self.columns and name not in BY_TRL]
         for i, prompt in enumerate(self.prompts):
@@ -111,7 +106,6 @@ def call_as_trl(
     """A reward called as TRL calls it; every call outside of training goes through here.
 
     Args:
-        function: a TRL reward function.
         completions: texts, one a prompt. A chat prompt gets its completion as messages, as in training.
         columns: the data set's; `prompt` is left out.
         completion_ids: token ids; without them the lengths are estimated from the texts.

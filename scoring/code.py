@@ -28,10 +28,9 @@ MOST_STARTS = 5  # lines of prose that look like the start of code, before the s
 def extract_code(completion: str, entry_point: str | None = None) -> str | None:
     """The Python code of a chat answer, or None.
 
-    It is looked for in the answer block, or outside the reasoning where there is none. An answer block must hold
-    nothing but the code. Of several fenced blocks the last counts that defines the entry point, with imports and
-    helpers of blocks before it, else the last that is marked as Python, else the last. Without fences it is the
-    whole text where that is code (a module, or the body of a function), else the part of it that is a module.
+    It is looked for in the answer block, which must hold nothing else, or outside the reasoning. Of several fenced
+    blocks the last counts that defines the entry point, with imports and helpers of blocks before it, else the last
+    marked as Python, else the last. Without fences it is the whole text where that is code, else its part that is.
 
     >>> extract_code("Here it is:\\n```python\\ndef f():\\n    return 1\\n```")
     'def f():\\n    return 1\\n'
@@ -69,26 +68,21 @@ def defines(code: str, entry_point: str) -> bool:
 def is_preparation(code: str, entry_point: str) -> bool:
     """Whether the code is nothing but imports and definitions of other names."""
     tree = parse_python(code) if len(code) <= LONGEST_HELPER else None
-    if tree is None:
-        return False
-    kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
-    return all(isinstance(node, kinds) and getattr(node, "name", "") != entry_point for node in tree.body)
+    kinds, nodes = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef), tree.body if tree else [None]
+    return all(isinstance(node, kinds) and getattr(node, "name", "") != entry_point for node in nodes)
 
 
 def code_among_prose(text: str, entry_point: str | None = None) -> str | None:
     """The last run of lines that is a module with a definition in it; with a name, the last that defines it."""
     lines, found, tried, i = text.splitlines(), [], 0, 0
     while i < len(lines) and tried < MOST_STARTS:
-        if not DEFINITION.match(lines[i]):
-            i += 1
-            continue
-        end = next((j for j in range(i + 1, len(lines)) if not CODE_LINE.match(lines[j])), len(lines))
-        code, tried = "\n".join(lines[i:end]).rstrip() + "\n", tried + 1
-        if ("def " in code or "class " in code) and is_python(code):
-            found.append(code)
-            i = end
-        else:
-            i += 1
+        begin, i = i, i + 1
+        if DEFINITION.match(lines[begin]):
+            end = next((j for j in range(i, len(lines)) if not CODE_LINE.match(lines[j])), len(lines))
+            code, tried = "\n".join(lines[begin:end]).rstrip() + "\n", tried + 1
+            if ("def " in code or "class " in code) and is_python(code):
+                found.append(code)
+                i = end
     named = [code for code in found if entry_point and defines(code, entry_point)]
     return (named or found or [None])[-1]
 

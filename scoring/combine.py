@@ -81,9 +81,7 @@ def adopt(
     prefill: bool = False,
     claims_correctness: bool | None = None,
 ) -> RewardFunction:
-    """A reward function from elsewhere, in TRL's signature, under the checks of this module.
-
-    The function is called as TRL would call it, unchanged. A partial gets its settings into its name.
+    """A function in TRL's signature under the checks of `@reward`. A partial gets its settings into its name.
 
     Args:
         function: `f(prompts, completions, **columns) -> list[float | None]`, sync or async.
@@ -106,11 +104,8 @@ def adopt(
 def prepare_rewards(functions: Iterable[Callable], columns: Iterable[str] | None = None) -> list[RewardFunction]:
     """What goes to the trainer: every function adopted, its columns there, and no two under one metric name.
 
-    Args:
-        columns: names of the data set's columns; None leaves them unchecked.
-
-    Raises:
-        MissingColumnError, TypeError: naming the function.
+    `columns` are the names of the data set's columns; None leaves them unchecked. Raises MissingColumnError or
+    TypeError, naming the function.
     """
     found: dict[str, RewardFunction] = {}
     columns = None if columns is None else list(columns)
@@ -211,8 +206,8 @@ def rename(function: RewardFunction, name: str) -> RewardFunction:
 def cached(function: RewardFunction, size: int = 10_000) -> RewardFunction:
     """`function` that scores a completion it has seen, with the same prompt and columns, only once.
 
-    For slow or paid rewards whose score depends on nothing else. Failures are not kept, and `log_extra`
-    columns are not written. Another process begins with an empty cache. Raises TypeError for a group-wise reward.
+    For slow or paid rewards whose score depends on nothing else. Failures are not kept, `log_extra` columns are not
+    written, another process begins with an empty cache. Raises TypeError for a group-wise reward.
     """
     function = adopt(function)
     if function.groupwise:

@@ -117,9 +117,8 @@ class RewardFunction:
         """The first sentence of its docstring."""
         return re.split(r"(?<=[.?!])\s", " ".join((self.__doc__ or "").split()), maxsplit=1)[0]
 
-    # Variants and pickling: a reward is its function with these arguments.
-
     def _arguments(self) -> dict[str, Any]:
+        """With its function, what it is made of: for variants and pickling."""
         claims = None if self.claims_by_guess else self.claims_correctness
         same = {"low": self.low, "high": self.high, "example": self.example, "options": self.options}
         return same | {"claims_correctness": claims, "name": self.__name__}
@@ -137,18 +136,14 @@ class RewardFunction:
         Raises:
             TypeError: for an option that the reward does not have.
         """
-        for option in options:
-            if option not in self.optional:
-                has = ", ".join(self.optional) or "none"
-                raise TypeError(f"{self.__name__} has no option {option!r}; it has: {has}")
+        for option in options.keys() - self.optional.keys():
+            raise TypeError(f"{self.__name__} has no option {option!r}; it has: {', '.join(self.optional) or 'none'}")
         options = {**self.options, **options}
         name = name or name_with(callable_name(self.function), options)
         return type(self)(self.function, **self._arguments() | {"options": options, "name": name})
 
     def __reduce__(self) -> tuple:
         return pickling.rebuild, (type(self), pickling.portable(self.function, self.__name__), self._arguments())
-
-    # Scoring: a call, the values of the function, their checks, and what becomes of failures.
 
     def score(self, completion: str | Messages, prompt: Any = None, **columns: Any) -> float | None:
         """The score of one completion (for a group-wise reward, of a group of one).
@@ -200,7 +195,12 @@ class RewardFunction:
         rows_of_calls = batch.groups(self._names) if self.groupwise else [(i,) for i in range(len(batch.texts))]
         extra: dict[str, list] = {}  # columns for TRL's log_extra
         calls = self._calls(batch, rows_of_calls, extra)
-        results = self._gather(calls) if inspect.iscoroutinefunction(self.function) else map(self._attempt, calls)
+
+        async def gather() -> list:
+            return await asyncio.gather(*(self.function(**arguments) for arguments in calls), return_exceptions=True)
+
+        run_together = inspect.iscoroutinefunction(self.function)
+        results = run_in_background(gather()) if run_together else map(self._attempt, calls)
         found: list = [None] * len(batch.texts)
         for rows, result in zip(rows_of_calls, results):
             if isinstance(result, BaseException):
@@ -253,12 +253,6 @@ class RewardFunction:
             return self.function(**arguments)
         except Exception as error:
             return error
-
-    def _gather(self, calls: Iterable[dict[str, Any]]) -> list:
-        async def all_of_them() -> list:
-            return await asyncio.gather(*(self.function(**arguments) for arguments in calls), return_exceptions=True)
-
-        return run_in_background(all_of_them())
 
     def _broken(self, error: BaseException, text: str) -> RewardError:
         why = f"{type(error).__name__}: {error}\non the completion {shortened(text)}"

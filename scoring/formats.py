@@ -131,10 +131,8 @@ class MarkedFormat(Format):
         """(where the marker begins, the answer, the text after it) of the only marker, or None."""
 
     def split(self, completion: str) -> tuple[str, str] | None:
-        if not all(self.in_place(completion)):
-            return None
-        start, answer, _ = self.find(completion)
-        return completion[:start].strip(), answer
+        found = self.find(completion)
+        return (completion[: found[0]].strip(), found[1]) if all(self.in_place(completion)) else None
 
     def reasoning(self, completion: str) -> str | None:
         found = self.find(completion)

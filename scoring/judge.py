@@ -69,8 +69,7 @@ class Judge:
         key = hashlib.sha256(asked.encode()).hexdigest()
         if key in self._under_way:  # the same answer twice in a batch is asked once
             return await asyncio.shield(self._under_way[key])
-        kept = self._sql("SELECT grade FROM grades WHERE key = ?", key)
-        if kept:
+        if kept := self._sql("SELECT grade FROM grades WHERE key = ?", key):
             self.cache_hits += 1
             return kept[0][0]
         task = self._under_way[key] = asyncio.ensure_future(self._ask(key, question, answer, reference))
@@ -83,10 +82,8 @@ class Judge:
         self.base_url = self.base_url or os.environ.get("JUDGE_BASE_URL")
         self.host = urlsplit(self.base_url or "").hostname or ""
         if not self.model:
-            raise ValueError(
-                "judge_reward needs a model: set JUDGE_MODEL (and JUDGE_BASE_URL), "
-                'or use judge_reward.with_options(judge=Judge(model="…", base_url="…"))'
-            )
+            way = 'use judge_reward.with_options(judge=Judge(model="…", base_url="…"))'
+            raise ValueError(f"judge_reward needs a model: set JUDGE_MODEL (and JUDGE_BASE_URL), or {way}")
         if self._owner != os.getpid():
             import openai
 
@@ -134,8 +131,7 @@ class Judge:
         """The request. The answer is JSON text under a key that it cannot know, so that it cannot end its own quotes."""
         key = f"answer_{secrets.token_hex(8)}"
         asked = {"rubric": self.rubric, "question": question, "answer_key": key, key: answer[:LONGEST_JUDGED]}
-        if reference:
-            asked["reference"] = reference
+        asked |= {"reference": reference} if reference else {}
         return [{"role": "system", "content": JUDGE_SYSTEM}, {"role": "user", "content": json.dumps(asked)}]
 
     def _redacted(self, text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import itertools
 import json
@@ -14,7 +15,7 @@ import sys
 import threading
 from pathlib import Path
 
-from scoring.answers import SUPERSCRIPTS, plain_superscript
+from scoring.answers import with_plain_powers
 from scoring.numbers import DRESSING, read_number
 
 MATH_WORDS = frozenset(
@@ -88,7 +89,7 @@ def relations(text: str) -> list[str]:
 
 def unwrap_formula(text: str) -> str:
     """The text without bold, final stop, `$…$`, `\\(…\\)` and `\\boxed{…}` around all of it, superscripts as powers."""
-    text = SUPERSCRIPTS.sub(plain_superscript, text).strip(DRESSING).removesuffix(".").strip(DRESSING)
+    text = with_plain_powers(text).strip(DRESSING).removesuffix(".").strip(DRESSING)
     for _ in range(4):
         for opening, closing in WRAPPERS:
             inner = text[len(opening) : -len(closing)]
@@ -140,13 +141,11 @@ class MathWorker:
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         self.process = subprocess.Popen(command, encoding="utf-8", **pipes)
         threading.Thread(target=self._read, args=(self.process, self.replies), daemon=True).start()
-        try:
-            ready = self.replies.get(timeout=self.START_LIMIT)
-        except queue.Empty:
-            ready = ""
-        if not ready:
-            self.stop()
-            raise ImportError("math_reward needs math-verify, which does not start: pip install math-verify==0.9.0")
+        with contextlib.suppress(queue.Empty):
+            if self.replies.get(timeout=self.START_LIMIT):
+                return
+        self.stop()
+        raise ImportError("math_reward needs math-verify, which does not start: pip install math-verify==0.9.0")
 
     @staticmethod
     def _read(process: subprocess.Popen, replies: queue.Queue) -> None:

@@ -73,11 +73,10 @@ def canonical_unit(unit: str) -> tuple[str, ...]:
 
 def canonical_part(part: str) -> str:
     word, _, rest = part.strip().partition(" ")
-    power = POWERS.get(word, "")
-    base = rest if power else part.strip()
-    if not power and (match := re.fullmatch(r"(.*?)\^?([23])", base)):
-        base, power = match[1], f"^{match[2]}"
-    return UNITS.get(base, base) + power
+    if word in POWERS:
+        return UNITS.get(rest, rest) + POWERS[word]
+    base, power = re.fullmatch(r"(.*?)(?:\^?([23]))?", part.strip(), re.DOTALL).groups()
+    return UNITS.get(base, base) + (f"^{power}" if power else "")
 
 
 def units_differ(one: str, other: str) -> bool:

@@ -120,13 +120,8 @@ def make_probes(right: str, wrong: str, others: Sequence[str], question: str) ->
         *(Probe("cheating", f"hedged: {what}", write(WORKING, text)) for what, text in hedges.items()),
         *(Probe(*probe) for probe in whole_completions(right, wrong, question)),
     ]
-    return [probe for probe in probes if probe.kind not in FALSE or not gives_answer(probe.completion, right)]
-
-
-def gives_answer(completion: str, right: str) -> bool:
-    """Whether a probe that is meant to be wrong gives the gold: "I do not know" may be the gold of a row."""
-    answer = extract_answer(completion)
-    return answer is not None and same_answer(answer, right)
+    # without those that give the gold after all: "I do not know" may be the gold of a row
+    return [p for p in probes if p.kind not in FALSE or not same_answer(extract_answer(p.completion) or "", right)]
 
 
 def respelled(right: str) -> Iterator[tuple[str, str]]:

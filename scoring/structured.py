@@ -8,6 +8,7 @@ import functools
 import json
 import math
 import numbers
+import operator
 import re
 from collections.abc import Iterable
 from fractions import Fraction
@@ -59,6 +60,7 @@ def whole_numbers(values: Any) -> list[int]:
 LONGEST_SUM = 300  # characters
 SUM = re.compile(r"[\d\s()+\-*/]+", re.ASCII)
 SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-"})
+OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 LATEX_SIGNS = ((re.compile(r"\\times|\\cdot|(?<=[\d) ])x(?=[\d( ])"), "*"), (re.compile(r"\\div"), "/"))
 
 
@@ -83,12 +85,7 @@ def arithmetic(expression: str) -> tuple[Fraction, list[int]] | None:
             return Fraction(node.value)
         if not isinstance(node, ast.BinOp):
             raise ValueError("a sign in front of a number, or two numbers side by side")
-        left, right = value(node.left), value(node.right)
-        if isinstance(node.op, ast.Add):
-            return left + right
-        if isinstance(node.op, ast.Sub):
-            return left - right
-        return left * right if isinstance(node.op, ast.Mult) else left / right
+        return OPERATIONS[type(node.op)](value(node.left), value(node.right))
 
     try:
         return value(ast.parse(text, mode="eval").body), used

@@ -71,8 +71,3 @@ def rouge_f_measure(reference: str, text: str, kind: str) -> float:
     wanted, found = WORD.findall(reference), WORD.findall(text)
     score = rouge_scorer(kind).score(" ".join(wanted[:MOST_COMPARED]), " ".join(found[:MOST_COMPARED]))[kind].fmeasure
     return score * min(1.0, len(wanted) / len(found)) if len(found) > MOST_COMPARED else score
-
-
-@functools.cache
-def compiled(pattern: str) -> re.Pattern:
-    return re.compile(pattern, re.IGNORECASE)

@@ -18,19 +18,10 @@ matplotlib.use("Agg")
 
 # The files that take longest, longest first. `make test` hands them out in this order: one that begins last and
 # takes minutes would run while the other processes have nothing left.
-LONG = (
-    "test_notebooks",
-    "test_models",
-    "test_training",
-    "test_from_scratch",
-    "test_export",
-    "test_sandbox_attacks",
-    "test_browser",
-    "test_recipes",
-    "test_live_rewards",
-    "test_gpu_check",
-    "test_rewards",
-)
+LONG = """
+    test_notebooks test_training test_gpu_check test_models test_from_scratch test_browser test_formats test_serving
+    test_live_rewards test_sandbox_attacks test_recipe_grid test_launch test_merge_proof test_sandbox test_rewards
+""".split()
 
 
 def pytest_collection_modifyitems(items):

@@ -321,34 +321,6 @@ def test_a_page_is_shown_in_a_frame_that_reaches_nothing_outside(template, tmp_p
     assert inside == path.read_text() and 'sandbox="allow-scripts allow-downloads"' in shown and 'height="300"' in shown
 
 
-def test_a_page_that_is_too_large_is_shown_with_fewer_completions_which_is_said(template, tmp_path):
-    rng = np.random.default_rng(0)
-    steps = healthy()
-    for row in (row for rows in steps.values() for row in rows):
-        row["completion"] += "".join(map(chr, rng.integers(97, 123, 500)))
-    path = run_page.write_run_page(make_run(tmp_path / "run", steps), tmp_path / "page.html")
-    shown = page_file.show_page(path, most_mb=0.1).data
-    found = page_file.unpack_payload(html.unescape(re.search(r'srcdoc="([^"]*)"', shown)[1]))
-    kept = found["completions"]
-    assert path.stat().st_size > 2e5 and 64 < len(kept["text"]) < 300
-    assert f"Shown here are {len(kept['text'])} of the page" in shown and str(path) in shown
-    assert kept["step"].count(10) == 64 and found["selection"]["of"] == 640
-    assert "completions of the whole page" in found["selection"]["said"]
-    whole = page_file.unpack_payload(path.read_text())
-    prompts = {
-        text: whole["prompts"]["text"][p]
-        for text, p in zip(whole["completions"]["text"], whole["completions"]["prompt"])
-    }
-    assert all(prompts[text] == found["prompts"]["text"][p] for text, p in zip(kept["text"], kept["prompt"]))
-    assert {len(values) for values in columns_of(found["prompts"])} == {len(set(kept["prompt"]))}
-
-
-@pytest.mark.parametrize("text", ["", "<html>", '<script type="application/octet-stream" id="payload">AAAA</script>'])
-def test_what_is_no_page_is_refused(text):
-    with pytest.raises(ValueError, match="no completions page"):
-        page_file.unpack_payload(text)
-
-
 def test_a_page_of_a_run_whose_log_is_not_there_yet(template, tmp_path):
     make_run(tmp_path / "run", {1: distinct(8)})
     (tmp_path / "run/log.jsonl").write_text("")
@@ -408,15 +380,6 @@ def test_a_data_column_that_the_prompts_have_word_for_word_is_not_shown_twice(tm
     ]
     page = run_page.run_payload(make_run(tmp_path, {1: rows}))
     assert page["data_columns"] == ["name"] == list(page["prompts"]["data"])
-
-
-def test_a_smaller_page_says_what_it_leaves_out(tmp_path):
-    whole = run_page.run_payload(
-        with_evaluations(make_run(tmp_path, {step: distinct(4, number=step) for step in range(1, 9)}))
-    )
-    part = page_file.shrink_payload(whole, 12, 10**9)
-    assert len(part["completions"]["step"]) == 12 and part["completions"]["step"].count(8) == 4
-    assert part["selection"]["left_out"] == "24 completions of the page's file."
 
 
 def test_damaged_and_very_long_held_out_answers_do_no_harm(tmp_path):

@@ -12,7 +12,6 @@ import pytest
 from lab.page import run_page
 from lab.read import completions, run_record
 from lab.read.completions import Completions
-from lab.read.held_out import held_out_answers
 from lab.read.selection import choose_groups, spread
 from tests.read.small_runs import distinct, group, healthy, make_run, one, tagged, with_evaluations, wrong_at
 
@@ -514,7 +513,7 @@ def test_suspects_of_each_rule_have_their_turn(tmp_path):
 def test_of_many_held_out_answers_the_first_prompts_are_kept_with_all_of_theirs(tmp_path):
     record = with_evaluations(make_run(tmp_path, {1: distinct(4)}))
     with Completions(record) as table:
-        kept = held_out_answers(record, table.rewards, most=2)
+        kept = run_page.held_out_answers(record, table.rewards, most=2)
     assert kept["prompt"].tolist() == ["h0", "h0"] and kept["step"].tolist() == [0, 2]
 
 

@@ -24,7 +24,7 @@ from lab.page.answer_marks import with_spans
 from lab.page.page_file import json_column, json_value
 from lab.read import completions, suspects
 from lab.read.run_record import count_of
-from lab.read.selection import Selection
+from lab.read.selection import Selection, take_groups
 
 MADE_BY = "05_merge_and_export"
 NEEDED = ("row", "decoding", "sample", "prompt", "completion", "correct")
@@ -34,46 +34,30 @@ GREEDY = "greedy"
 # What became of a problem, in the order in which a person wants to read: greedy with the first model and with the last.
 CHANGES = {(1.0, 0.0): "regression", (0.0, 1.0): "gain", (0.0, 0.0): "still wrong", (1.0, 1.0): "still right"}
 VERDICTS = {(0.0, 0.0): "wrong", (1.0, 1.0): "right"}  # with one model there is no change
-TITLES = {
-    "right_anyhow": "Judged wrong, though format and number are right",
-    "right_without_answer": suspects.RULE_TITLES["right_without_answer"],
-    "near_duplicates": suspects.RULE_TITLES["near_duplicates"],
-    "very_long": "Cut at the limit, or very long",
-}
-RULES = {
-    "right_anyhow": "Judged wrong, although it has the asked-for format and its last number is the gold answer.",
-    "right_without_answer": "Judged right without a text; or without an extracted answer, where most right ones have one.",
-    "near_duplicates": f"{suspects.ALIKE_SHARE:.0%} of a model's answers to a prompt are {suspects.ALIKE}% alike, or "
-    f"{suspects.ALIKE_PROMPTS} or more prompts got the same text. Right answers are not named.",
-    "very_long": f"Cut off at the limit of tokens, or longer than {suspects.LONG_TIMES:g} times the model's median and at "
-    f"least {suspects.LONG_TOKENS} tokens.",
+ALIKE = (
+    f"{suspects.ALIKE_SHARE:.0%} of a model's answers to a prompt are {suspects.ALIKE}% alike, or {suspects.ALIKE_PROMPTS} or "
+    "more prompts got the same text. Right answers are not named."
+)
+LONG = f"Cut at the limit of tokens, or longer than {suspects.LONG_TIMES:g} times the model's median and {suspects.LONG_TOKENS} tokens."
+NO_ANSWER = "Judged right without a text; or without an extracted answer, where most right ones have one."
+RULES = {  # title and words
+    "right_anyhow": ("Judged wrong, though format and number are right", "Its last number is the gold answer."),
+    "right_without_answer": (suspects.RULE_TITLES["right_without_answer"], NO_ANSWER),
+    "near_duplicates": (suspects.RULE_TITLES["near_duplicates"], ALIKE),
+    "very_long": ("Cut at the limit, or very long", LONG),
 }
 Answers = Mapping[str, Path | str | pd.DataFrame]
 
 
-def write_evaluation_page(
-    answers: Answers,
-    path: Path | str,
-    *,
-    name: str = "Evaluation",
-    weights: Mapping[str, float] | None = None,
-    **limits: Any,
-) -> Path:
+def write_evaluation_page(answers: Answers, path: Path | str, **settings: Any) -> Path:
     """Writes the page of an evaluation, whole or not at all, and says where, how big, and what it lacks.
 
     Args:
-        answers: by model, the first before and the last after training, a Parquet file or a table. A row an answer: row (number
-            of the problem), decoding ("greedy" or another word), sample, prompt, completion, correct (0, 1 or NaN); and where
-            they are there question, gold, overlap, tokens, finished, seconds, format, right_anyhow, correct_by, extracted,
-            data/…, reward/…; whatever else there is stands beside the answers.
-        path: of the HTML file.
-        name: the page's title.
-        weights: of the rewards in the total; None: no total is shown.
-        limits: as for `evaluation_payload`.
+        answers, settings: as for `evaluation_payload`.
 
-    Raises ValueError for no model, for a table that lacks a column, or a damaged file; MissingInputError for a file that is not there.
+    Raises ValueError for no model, a table that lacks a column, or a damaged file; MissingInputError for a file that is not there.
     """
-    return page_file.write_page_file(evaluation_payload(answers, name=name, weights=weights, **limits), Path(path))
+    return page_file.write_page_file(evaluation_payload(answers, **settings), Path(path))
 
 
 def evaluation_payload(
@@ -87,7 +71,9 @@ def evaluation_payload(
     """All that the page shows, as JSON values: whole prompts, regressions first, as many as the limits allow.
 
     Args:
-        answers, name, weights: as for `write_evaluation_page`.
+        answers: by model, the first before and the last after training, a Parquet file or a table. A row an answer, with the
+            columns of NEEDED: correct is 0, 1 or NaN. Known ones get their own place, all others stand beside the answers.
+        weights: of the rewards in the total; None: no total is shown.
         limit, characters: of the answers in the page.
     """
     models, (table, notes) = list(map(str, answers)), read_answers(answers)
@@ -96,17 +82,26 @@ def evaluation_payload(
     table["prompt_row"] = table["row"].map({row: i for i, row in enumerate(problems["row"])})
     table = table.sort_values(["prompt_row", "model", "place"], kind="stable", ignore_index=True)
     table["total"] = weighted_totals(table, weights or {})
+    table, kinds = table.drop(columns=["step", "group"], errors="ignore"), change_part(problems, models)
+    by_prompt = table.assign(length=table["text"].str.len()).groupby("prompt_row")
+    groups = pd.DataFrame({"n": by_prompt.size(), "characters": by_prompt["length"].sum()})
+    groups["characters"] += by_prompt["prompt"].first().str.len()
+    kept = take_groups(groups, [(groups.index, 1.0)], limit, characters)  # the first prompts that fit
     table = with_spans(table, rewards.FORMAT)
-    table = table.drop(columns=["step", "group"], errors="ignore")
+    all_suspects = suspect_answers(table, models)
+    counts = Counter(rule for why in all_suspects.values() for rule in why)
+    selection = selection_words(table, kept, models, kinds)
+    is_kept, numbers = table["prompt_row"].isin(kept), {prompt: i for i, prompt in enumerate(kept)}
+    suspicious = {i: all_suspects[old] for i, old in enumerate(table.index[is_kept]) if old in all_suspects}
+    table, problems = table[is_kept].reset_index(drop=True), problems.loc[kept]
+    table["prompt_row"] = table["prompt_row"].map(numbers)
     by_prompt = table.groupby("prompt_row")
     prompts = pd.DataFrame({"text": by_prompt["prompt"].first(), "seen": by_prompt["model"].unique().map(sorted)})
     prompts = prompts.assign(n=by_prompt.size(), tokens=None, best=None, mean=None)  # means over models say nothing
     rows = table.assign(prompt=table["prompt_row"], step=table["model"], group=table["prompt_row"], advantage=math.nan)
     deciders = table["correct_by"].dropna().unique() if "correct_by" in table else []
     deciders = list(dict.fromkeys(name for text in deciders for name in str(text).split(", ") if name))
-    suspicious = suspect_answers(table, models)
-    counts = Counter(rule for why in suspicious.values() for rule in why)
-    whole = page_file.build_payload(
+    return page_file.build_payload(
         {"name": name, "model": " → ".join(models), "status": "", "steps": len(models), "notes": notes},
         rows,
         prompts,
@@ -114,15 +109,14 @@ def evaluation_payload(
         score_columns(table, deciders),
         extra_columns(table),
         suspicious,
-        {rule: (title, RULES[rule], counts[rule]) for rule, title in TITLES.items()},
+        {rule: (*words, counts[rule]) for rule, words in RULES.items()},
         rewards.FORMAT,
         models=models,
         places=places,
-        change=change_part(problems, models),
+        change=kinds,
         hints=column_hints(models, deciders),
+        selection=selection,
     )
-    page = page_file.shrink_payload(whole, limit, characters)
-    return page | {"selection": selection_part(whole, page, limit, characters)}
 
 
 def read_answers(answers: Answers) -> tuple[pd.DataFrame, list[str]]:
@@ -230,21 +224,20 @@ def change_part(problems: pd.DataFrame, models: Sequence[str]) -> Row:
     return {"column": "change" if len(models) > 1 else "greedy", "kinds": kinds}
 
 
-def selection_part(whole: Row, page: Row, limit: int, characters: int) -> Row:
+def selection_words(table: pd.DataFrame, kept: Sequence[int], models: Sequence[str], change: Row) -> Row:
     """What is in the page and what is not, in words."""
-    answers, of = len(page["completions"]["text"]), len(whole["completions"]["text"])
-    prompts, all_prompts = len(page["prompts"]["text"]), len(whole["prompts"]["text"])
-    said = f"{count_of(of, 'answer')} of {count_of(len(whole['models']), 'model')} to {count_of(all_prompts, 'prompt')}"
+    page, prompts = table[table["prompt_row"].isin(kept)], table["prompt_row"].nunique()
+    said = f"{count_of(len(table), 'answer')} of {count_of(len(models), 'model')} to {count_of(prompts, 'prompt')}"
     left_out = []
-    if answers < of:
-        said = f"{answers:,} of {said}, whole prompts only, at most {limit:,} answers and {characters:,} characters"
-        lost = f"{count_of(all_prompts - prompts, 'prompt')} with {count_of(of - answers, 'answer')}"
+    if gone := len(table) - len(page):
+        said = f"{len(page):,} of {said}, whole prompts only"
+        lost = f"{count_of(prompts - len(kept), 'prompt')} with {count_of(gone, 'answer')}"
         left_out.append(f"Not in this page: {lost}; the tables of answers have all.")
-    if kinds := ", ".join(f"{kind['n']:,} {kind['name']}" for kind in whole["change"]["kinds"]):
+    if kinds := ", ".join(f"{kind['n']:,} {kind['name']}" for kind in change["kinds"]):
         said += f"; by greedy answer {kinds}"
-    if cut := sum(value > 0 for value in page["completions"]["cut"]):
+    if cut := int((page["cut"] > 0).sum()):
         left_out.append(f"{count_of(cut, 'answer')} cut after {completions.LONGEST_TEXT:,} characters.")
-    return {"kept": answers, "of": of, "said": f"{said}.", "left_out": " ".join(left_out)}
+    return {"kept": len(page), "of": len(table), "said": f"{said}.", "left_out": " ".join(left_out)}
 
 
 def score_columns(table: pd.DataFrame, deciders: Sequence[str]) -> dict[completions.ScoreColumn, pd.Series]:

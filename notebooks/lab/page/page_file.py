@@ -1,7 +1,6 @@
 """The completions page: one HTML file that needs no server and no network, and the same page inside a notebook.
 
-What the page of a run and that of an evaluation share is here: the parts of their payload, the file, and a smaller page for
-a notebook. A payload holds all that a page shows as JSON values (`page.js` says what it reads). It is packed as gzip and
+What the page of a run and that of an evaluation share is here: the parts of their payload, and the file. A payload holds all that a page shows as JSON values (`page.js` says what it reads). It is packed as gzip and
 base64, so that no text that a model wrote stands in the HTML. The page may run its own script alone, which its
 Content-Security-Policy knows by hash.
 """
@@ -28,20 +27,16 @@ import rewards
 from lab.files import Row, need, relative, write_text
 from lab.page.answer_marks import format_marks
 from lab.read.completions import ScoreColumn
-from lab.read.selection import choose_groups, take_groups
 
 PAGE_FOLDER = Path(__file__).parent
-INLINE_MB = 4.0  # of HTML within a notebook, which is saved with it, and opened whole each time
 DIGITS = 6  # significant ones of a number in the page
 EXACT = 2**53  # from here on a browser's numbers skip some integers: larger ones are texts
 REPEATED = 20  # characters: a shorter value, such as a name, stands in a prompt by chance
-SMALLER = 0.9  # of the room for a payload within a notebook, since fewer texts are packed less well
 SET, TRAINING, HELD_OUT = "set", "training", "held out"  # a column of the prompts, where there are held-out ones
 POLICY = (
     "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data:; base-uri 'none'; form-action 'none'; "
     "require-trusted-types-for 'script'"
 )
-PAYLOAD = re.compile(r'<script type="application/octet-stream" id="payload">([A-Za-z0-9+/=\s]*)</script>')
 
 
 def write_page_file(payload: Row, path: Path) -> Path:
@@ -49,46 +44,23 @@ def write_page_file(payload: Row, path: Path) -> Path:
     write_text(path, page_html(payload))
     size = path.stat().st_size
     words = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB"
-    print(f"{relative(path)} ({words}): {payload['selection']['said']}")
-    print(
-        *(f"  {note}\n" for note in (payload["selection"]["left_out"], *payload["run"]["notes"]) if note),
-        sep="",
-        end="",
-    )
+    notes = filter(None, [payload["selection"]["left_out"], *payload["run"]["notes"]])
+    print("\n  ".join([f"{relative(path)} ({words}): {payload['selection']['said']}", *notes]))
     return path
 
 
-def show_page(
-    path: Path | str, height: int = 780, most_mb: float = INLINE_MB, made_by: str = "04_plot_training"
-) -> Any:
+def show_page(path: Path | str, height: int = 780, made_by: str = "04_plot_training") -> Any:
     """The page inside a notebook (Jupyter, Colab, VS Code), in a frame that reaches nothing outside of it.
 
-    A page of more than `most_mb` is shown with fewer completions. A line under it says so and names the whole file.
     Raises MissingInputError, which names the notebook `made_by`, where there is no page.
     """
     from IPython.display import HTML
 
-    path = Path(path)
-    text, note = need(path, made_by).read_text(encoding="utf-8"), ""
-    if len(text) > most_mb * 1e6:
-        whole = unpack_payload(text)
-        of, characters = (
-            len(whole["completions"]["text"]),
-            sum(map(len, whole["completions"]["text"] + whole["prompts"]["text"])),
-        )
-        packed = len(pack_payload(whole))
-        share = SMALLER * max(0.0, most_mb * 1e6 - len(text) + packed) / packed
-        part = shrink_payload(whole, share * of, share * characters)
-        kept, text = len(part["completions"]["text"]), page_html(part)
-        note = (
-            f"<p>Shown here are {kept:,} of the page's {of:,} completions, because it is larger than {most_mb:g} MB. "
-            f"Open <code>{html.escape(relative(path))}</code> in a browser for all of them.</p>"
-        )
-    frame = (
-        f'<iframe title="Completions" srcdoc="{html.escape(text)}" sandbox="allow-scripts allow-downloads" width="100%" '
-        f'height="{int(height)}" style="border: 1px solid #8888; border-radius: 6px"></iframe>'
+    text = need(Path(path), made_by).read_text(encoding="utf-8")
+    return HTML(
+        f'<div><iframe title="Completions" srcdoc="{html.escape(text)}" sandbox="allow-scripts allow-downloads" width="100%" '
+        f'height="{int(height)}" style="border: 1px solid #8888; border-radius: 6px"></iframe></div>'
     )
-    return HTML(f"<div>{frame}{note}</div>")
 
 
 def page_html(payload: Row) -> str:
@@ -119,56 +91,9 @@ def pack_payload(payload: Row) -> str:
 
 
 def unpack_payload(text: str) -> Row:
-    """The payload in a page. Raises ValueError where there is none."""
-    found = PAYLOAD.search(text)
-    try:
-        return json.loads(gzip.decompress(base64.b64decode(found[1])))
-    except (TypeError, OSError, EOFError, ValueError) as error:
-        raise ValueError("this is no completions page, or it is damaged: write it again") from error
-
-
-def shrink_payload(payload: Row, limit: float, characters: float) -> Row:
-    """The payload with at most so many completions and characters, in whole groups: of an evaluation the first prompts, of
-    a run what `choose_groups` takes."""
-    table, is_run = payload["completions"], "models" not in payload
-    rows = pd.DataFrame({name: table[name] for name in ("step", "group", "prompt", "suspect")})
-    rows["characters"] = list(map(len, table["text"]))
-    rows["at"] = rows.groupby(["step", "group"] if is_run else ["prompt"]).ngroup()
-    groups = (
-        rows.groupby("at")
-        .agg({"characters": "sum", "step": "first", "prompt": "first", "suspect": "max"})
-        .assign(n=rows["at"].value_counts())
-    )
-    groups["characters"] += [len(payload["prompts"]["text"][prompt]) for prompt in groups["prompt"]]
-    suspect = groups.index[groups["suspect"] > 0].tolist()[::-1]
-    if is_run:
-        taken = choose_groups(groups, suspect, limit, characters)
-    else:
-        taken = take_groups(groups, [(groups.index, 1.0)], limit, characters)
-    kept = np.flatnonzero(rows["at"].isin(taken)).tolist()
-    said = f"{len(kept):,} of the {len(rows):,} completions of the whole page, in whole groups."
-    left_out = f"{len(rows) - len(kept):,} completions of the page's file."
-    selection = {**payload["selection"], "kept": len(kept), "said": said, "left_out": left_out}
-    return keep_completions(payload, kept) | {"selection": selection}
-
-
-def keep_completions(payload: Row, kept: Sequence[int]) -> Row:
-    """The payload with these completions, and the prompts that they answer, alone."""
-    new = {old: i for i, old in enumerate(kept)}
-    prompts = sorted({payload["completions"]["prompt"][i] for i in kept})
-    place, rows = {old: i for i, old in enumerate(prompts)}, take_rows(payload["completions"], kept)
-    rows["prompt"] = [place[prompt] for prompt in rows["prompt"]]
-    more = {str(new[int(i)]): why for i, why in payload["suspects"]["more"].items() if int(i) in new}
-    suspects = {**payload["suspects"], "more": more}
-    return {**payload, "completions": rows, "prompts": take_rows(payload["prompts"], prompts), "suspects": suspects}
-
-
-def take_rows(table: Row, places: Sequence[int]) -> Row:
-    """These rows of a table that is kept column by column, with columns within columns."""
-    return {
-        name: take_rows(values, places) if isinstance(values, dict) else [values[i] for i in places]
-        for name, values in table.items()
-    }
+    """The payload in a page."""
+    packed = re.search(r'id="payload">([A-Za-z0-9+/=\s]*)</script>', text)
+    return json.loads(gzip.decompress(base64.b64decode(packed[1])))
 
 
 def build_payload(

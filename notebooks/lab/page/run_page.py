@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 
 from lab.files import Row
 from lab.page import page_file
 from lab.page.answer_marks import asked_format, with_spans
 from lab.page.page_file import HELD_OUT, SET, TRAINING, json_column, json_value
-from lab.read.completions import LONGEST_TEXT, MOST_CHARACTERS, MOST_COMPLETIONS, Completions
-from lab.read.held_out import held_out_answers
+from lab.read.completions import LONGEST_TEXT, MOST_CHARACTERS, MOST_COMPLETIONS, Completions, ScoreColumn
 from lab.read.run_record import RunRecord, count_of, read_run, step_number
 from lab.read.suspects import RULE_TITLES, right_without_answer
+from lab.train.run_folder import step_of
+from scoring.right import right_or_wrong
 
+MOST_HELD_OUT = 4_000  # answers that are read; of more, the first prompts are kept, each with all of its answers
 EVENTS = {  # `events.jsonl` in words, by kind
     "adapter_check": "{moved} of {of} trained tensors moved; of {base_tensors} frozen ones {base_changed} changed",
     "health": "{verdict}, {rule}: {message}",
@@ -103,6 +107,33 @@ def run_payload(record: RunRecord, *, limit: int = MOST_COMPLETIONS, characters:
     )
 
 
+def held_out_answers(record: RunRecord, scores: Sequence[ScoreColumn], most: int = MOST_HELD_OUT) -> pd.DataFrame:
+    """The answers of all evaluations that kept their prompts, a row each.
+
+    Columns: step, prompt, completion, tokens, data/…, each score by its name, total (with the weights of the step) and
+    right (1, 0, or NaN where no reward decided).
+    """
+    tables = []
+    for path in record.held_out:
+        try:
+            table = pd.read_parquet(path).assign(step=step_of(path))
+        except (OSError, pa.ArrowException):
+            continue
+        if {"prompt", "completion"} <= set(table):
+            tables.append(table)
+    if not tables:
+        return pd.DataFrame(columns=["step", "prompt"])
+    table = pd.concat(tables, ignore_index=True).drop_duplicates(["step", "prompt"])
+    kept = table["prompt"].drop_duplicates()[: max(1, most // len(tables))]
+    table = table[table["prompt"].isin(kept)].reset_index(drop=True)
+    given = table.reindex(columns=[score.name for score in scores]).astype(float)
+    weights = record.weights_at(table["step"]).reindex(columns=given.columns, fill_value=1.0).fillna(0.0)
+    total = (given.fillna(0.0) * weights.to_numpy()).sum(axis=1).where(given.notna().any(axis=1))
+    deciding = {score.name: (score.low, score.high) for score in scores if score.decides and score.name in table}
+    right = right_or_wrong(given, deciding) if deciding else float("nan")
+    return table.assign(total=total, right=right, **given)
+
+
 def with_held_out(
     rows: pd.DataFrame, prompts: pd.DataFrame, data: dict[str, list], answers: pd.DataFrame, scores: Sequence[str]
 ) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, list]]:
@@ -139,12 +170,6 @@ def event_line(row: Row) -> Row | None:
     means = ("mean_before", "mean_after")
     row = {name: f"{value:.3f}" if name in means and value is not None else value for name, value in row.items()}
     others = ", ".join(f"{name}: {value}" for name, value in row.items() if name not in ("step", "kind"))
-    words = EVENTS[kind].format_map(WithDashes(row)) if kind in EVENTS else others
+    known = defaultdict(lambda: "–", {name: value for name, value in row.items() if value is not None})
+    words = EVENTS[kind].format_map(known) if kind in EVENTS else others
     return {"step": step, "kind": kind, "said": words[:LONGEST_TEXT]}
-
-
-class WithDashes(dict):
-    """An event whose missing entries are a dash."""
-
-    def __getitem__(self, name: str) -> Any:
-        return "–" if self.get(name) is None else self.get(name)

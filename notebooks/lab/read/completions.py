@@ -12,9 +12,8 @@ The table `completions` has a row a completion: `step`, `group`, `place` (1 is t
 reward judged it), `advantage`, `tokens`, `prompt_tokens`, and whatever else the files have: `data/answer`, what a
 reward logged with `log_extra`. Names with a slash or a bracket, and `group` and `right`, want double quotes.
 
-The files stay where they are. What is small of each row (numbers, hashes of the texts) goes into a DuckDB file in a
-temporary folder, which goes with the object; texts are read again where a query wants them. So a run of a million
-completions needs no more memory than one of a hundred thousand.
+The files stay where they are. Numbers and hashes of the texts go into a DuckDB file in a temporary folder, and texts are
+read again where a query wants them. So a run of a million completions needs no more memory than one of a hundred thousand.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ MEMORY = "1GB"  # for DuckDB, which goes on in the temporary folder beyond it
 THREADS = 2  # each holds a part of a file in memory
 LONGEST_TEXT = 20_000  # characters of a text in a selection: a page of longer ones does not open
 LONGEST_EXTRA = 2_000  # of a text in another column
-MOST_COMPLETIONS, MOST_CHARACTERS = 20_000, 40_000_000  # of a page: what a browser opens and sorts without a wait
+MOST_COMPLETIONS, MOST_CHARACTERS = 20_000, 10_000_000  # of a page: some 4 MB, which a notebook still holds
 
 
 class ScoreColumn(NamedTuple):
@@ -206,14 +205,6 @@ class Completions:
             table = pa.concat_tables([self.db.sql(query).to_arrow_table() for query in queries])
         return table.take(np.argsort(table["nth"].to_numpy()))
 
-    def _prompt_rows(self, where: str = "") -> pd.DataFrame:
-        """Statistics of the prompts over the whole run, each with the key of a row that has its text."""
-        return self.sql(f"""
-            SELECT prompt, min(key) AS key, max(prompt_tokens) AS tokens, count(DISTINCT step) AS steps, min(step) AS first,
-                   max(step) AS last, count(*) AS n, max(total) AS best, avg(total) AS mean,
-                   list_sort(list(DISTINCT step)) AS seen
-            FROM facts {where} GROUP BY prompt ORDER BY first, min(grp), key""")
-
     def suspects(self, most: int = 1_000) -> pd.DataFrame:
         """What the rules find in the whole run, the latest first: rule, step, group, place, total, why.
 
@@ -289,7 +280,10 @@ class Completions:
     def _with_texts(self, rows: pd.DataFrame) -> Selection:
         """The selection of these rows of `facts`."""
         with self._beside("shown", rows[["prompt"]].drop_duplicates()):
-            prompts = self._prompt_rows("SEMI JOIN shown USING (prompt)")
+            prompts = self.sql("""
+                SELECT prompt, min(key) AS key, max(prompt_tokens) AS tokens, count(*) AS n, max(total) AS best,
+                       avg(total) AS mean, list_sort(list(DISTINCT step)) AS seen
+                FROM facts SEMI JOIN shown USING (prompt) GROUP BY prompt ORDER BY min(step), min(grp), key""")
         rows["prompt"] = rows["prompt"].map({value: i for i, value in enumerate(prompts.pop("prompt"))})
         rows = rows.sort_values(["step", "prompt", "grp", "place"], ignore_index=True)
         rows["cut"] = (rows["length"] - LONGEST_TEXT).clip(lower=0)

@@ -62,8 +62,8 @@ def kinds_by_name(files: Iterable[ParquetFile]) -> dict[str, set[str]]:
 
 def other_columns(files: Sequence[ParquetFile], scores: Sequence[str]) -> list[OtherColumn]:
     """What the files have beside the fixed columns, the scores and pandas' index."""
-    # of several kinds of numbers a float; an unsigned 64-bit number does not fit BIGINT; all else together is text
-    types = {("bool",): "BOOLEAN", ("int",): "HUGEINT", ("float",): "DOUBLE", ("float", "int"): "DOUBLE"}
+    # of several kinds of numbers a float; all else together is text
+    types = {("bool",): "BOOLEAN", ("int",): "BIGINT", ("float",): "DOUBLE", ("float", "int"): "DOUBLE"}
     return [
         OtherColumn(name, types.get(tuple(sorted(kinds - {"null"})), "VARCHAR"))
         for name, kinds in kinds_by_name(files).items()

@@ -43,18 +43,14 @@ class RunRecord:
     """A run as it was read.
 
     Args:
-        name: what legends call it.
         source: "ours" or "trl".
         about: `run.json`, with the status "killed" where the process is gone; {} without one.
         log: a row a training step, indexed by step; floats, NaN where nothing (or no number) was logged.
-        evaluations: a row an evaluation: step, n (problems, NaN if unknown), a column a reward and what else was measured.
-        events: `events.jsonl`: step, kind, and more by kind.
-        printed: what the rewards printed: step, text.
+        evaluations: a row an evaluation: step, n (problems), a column a reward and what else was measured.
+        events, printed: rows of `events.jsonl` (step, kind, …), and what the rewards printed: step, text.
         notes: what was left out and why, in words.
-        completions: the readable Parquet files of training completions, in the order of their steps.
-        held_out: those of the evaluations' answers.
-        given_weights: weights by reward for a run whose record does not have them.
-        given_deciders: the rewards that decide what is right, where the reader said so.
+        completions, held_out: the readable Parquet files, in the order of their steps.
+        given_weights, given_deciders: what the reader said, for a run whose record does not.
     """
 
     folder: Path
@@ -95,8 +91,7 @@ class RunRecord:
 
     def weights(self) -> pd.DataFrame:
         """The weight of each reward at each step, NaN where that version of it was not in use."""
-        logged = {name: self.log.get(f"weight/{name}") for name in self.reward_names()}
-        table = {name: self._in_use(name) if weight is None else weight for name, weight in logged.items()}
+        table = {name: self.log.get(f"weight/{name}", self._in_use(name)) for name in self.reward_names()}
         return pd.DataFrame(table, index=self.log.index, dtype=float)
 
     def weights_at(self, steps: Sequence[int]) -> pd.DataFrame:
@@ -106,16 +101,12 @@ class RunRecord:
 
     def _in_use(self, name: str) -> pd.Series:
         """The usual weight from a version's first score to the next version's, NaN elsewhere."""
-        first = {other: self.log[f"rewards/{other}/mean"].first_valid_index() for other in self.reward_names()}
-        begins, (own, version) = first[name], split_version(name)
-        weight = pd.Series(np.nan, index=self.log.index)
-        if begins is not None:
-            later = [
-                at for other, at in first.items() if at is not None and at > begins and split_version(other)[0] == own
-            ]
-            used = (self.log.index < min(later, default=np.inf)) & (self.log.index >= (begins if version > 1 else 0))
-            weight[used] = self.usual_weight(name)
-        return weight
+        edits, (own, version) = edited_rewards(self), split_version(name)
+        first = {other: step for step, other in edits.items() if split_version(other)[0] == own}
+        later = [step for other, step in first.items() if split_version(other)[1] > version]
+        begins = 0 if version == 1 else first.get(name, np.inf)
+        used = (self.log.index >= begins) & (self.log.index < min(later, default=np.inf))
+        return pd.Series(np.where(used, self.usual_weight(name), np.nan), self.log.index)
 
     def own_metrics(self) -> list[str]:
         """What the rewards logged with `log_metric`: the columns that neither TRL nor this project writes."""
@@ -218,17 +209,19 @@ def fit_weights(record: RunRecord) -> dict[str, float]:
     names = record.reward_names()
     columns = [*(f"rewards/{name}/mean" for name in names), "reward"]
     table = record.log[columns].replace([np.inf, -np.inf], np.nan).dropna().to_numpy()
-    means, totals = table[:, :-1], table[:, -1:]
-    if not names or not len(table) or np.allclose(means.sum(axis=1, keepdims=True), totals, atol=TOTAL_ERROR):
+    means, totals = table[:, :-1], table[:, -1]
+    if not table.size or np.allclose(means.sum(axis=1), totals, atol=TOTAL_ERROR):
         return {}
     solved, _, rank, _ = np.linalg.lstsq(means, totals, rcond=1e-6)
-    if rank == len(names) < len(table) and np.allclose(means @ solved, totals, atol=TOTAL_ERROR):
-        weights = {name: float(f"{weight:.3g}") for name, weight in zip(names, solved[:, 0])}
-        words = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
-        record.notes.append(f"the run did not record its weights, so they are fitted from the logged totals: {words}")
-        return weights
-    record.notes.append("the weights are not known, and the totals are no plain sums: all count as 1 (give `weights`)")
-    return {}
+    if not (rank == len(names) < len(table) and np.allclose(means @ solved, totals, atol=TOTAL_ERROR)):
+        record.notes.append(
+            "the weights are not known, and the totals are no plain sums: all count as 1 (give `weights`)"
+        )
+        return {}
+    weights = {name: float(f"{weight:.3g}") for name, weight in zip(names, solved)}
+    words = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
+    record.notes.append(f"the run did not record its weights, so they are fitted from the logged totals: {words}")
+    return weights
 
 
 def without_steps(folder: Path, about: Row) -> str:
@@ -299,19 +292,17 @@ def split_log(rows: Iterable[Row], notes: list[str], about: Row) -> tuple[pd.Dat
     """The training steps and the evaluations of a log. Of a step that was logged twice the last row counts."""
     steps: dict[int, Row] = {}
     evaluations: dict[int, Row] = {}
-    again = lost = 0
+    again = 0
     for row in rows:
         step, training = step_number(row), "reward" in row
         evaluation = {name.removeprefix("eval_"): value for name, value in row.items() if name.startswith("eval_")}
         if step is None:
-            lost += training or bool(evaluation)
-        elif training:  # asked first: a reward may log a metric called eval_…
+            continue
+        if training:  # asked first: a reward may log a metric called eval_…
             again += step in steps
             steps[step] = row
         elif evaluation:
             evaluations.setdefault(step, {}).update(evaluation)
-    if lost:
-        notes.append(f"{count_of(lost, 'row')} of the log without a step left out")
     if again:
         notes.append(f"{count_of(again, 'step')} logged twice: the last row counts")
     log = as_log(steps)

@@ -32,14 +32,13 @@ def summarize_runs(records: Sequence[RunRecord]) -> pd.DataFrame:
         last = log.reindex(columns=["reward", "kl", "completions/mean_length"]).iloc[-LAST:]
         measured = matching_rewards(record.evaluations, record.deciders())
         held_out = record.evaluations[measured].mean(axis=1).dropna()
+        seconds = log["step_time"].sum() if "step_time" in log else 0.0
         lines.append(
             {
                 "run": name_of_run(record),
                 "group": label,
                 "steps": last_step(record),
-                "seconds": as_number(
-                    record.about.get("seconds", log["step_time"].sum() if "step_time" in log else 0.0)
-                ),
+                "seconds": as_number(record.about.get("seconds", seconds)),
                 "reward": last["reward"].mean(),
                 "correctness": mean_correctness(record).iloc[-LAST:].mean(),
                 "held-out correctness": held_out.iloc[-1] if len(held_out) else np.nan,
