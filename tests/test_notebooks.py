@@ -11,7 +11,7 @@ import pytest
 
 from lab.files import ROOT
 from lab.make import run
-from lab.make.run import EVERY, NotebookError, ROAD
+from lab.make.run import EVERY, ROAD, NotebookError
 from lab.measure import comparison, evaluate
 from lab.page import page_file
 from lab.read import health_rules
@@ -373,7 +373,9 @@ def test_05_evaluation_can_be_recomputed_from_the_answers_it_kept(road):
     found = read(road / "evaluation.json")
     tables = {name: pd.read_parquet(road / "answers" / f"{name}.parquet") for name in ("base", "adapter", "merged")}
     assert [len(table) for table in tables.values()] == [48, 48, 48] and found["n"] == 12
-    again = comparison.compare_models(tables, evaluate.AnswerSettings(**found["settings"]), seed=3407, by=["data/template"])
+    again = comparison.compare_models(
+        tables, evaluate.AnswerSettings(**found["settings"]), seed=3407, by=["data/template"]
+    )
     again = json.loads(json.dumps(again))
     for part in ("greedy", "sampled", "difference", "verdict", "said"):
         assert found[part] == again[part], part

@@ -121,7 +121,7 @@ def test_regressions_come_first_then_gains_then_what_stayed():
     assert found["change"]["column"] == found["data_columns"][0] == "change"
     assert [(kind["name"], kind["n"]) for kind in found["change"]["kinds"]][:2] == [("regression", 8), ("gain", 16)]
     said = (
-        "600 answers of 3 models to 40 prompts; by greedy answer 8 regression, 16 gain, 8 still wrong, 8 still right."
+        "600 answers of 3 models to 40 prompts; by greedy answer: regression 8, gain 16, still wrong 8, still right 8."
     )
     assert found["selection"] == {"kept": 600, "of": 600, "said": said, "left_out": ""}
 
@@ -227,7 +227,7 @@ def test_one_model_has_verdicts_instead_of_changes():
         found["change"]["column"] == "greedy" and found["prompts"]["data"]["greedy"] == ["wrong"] * 24 + ["right"] * 16
     )
     assert "sampled right" in found["data_columns"] and "sampled before" not in found["data_columns"]
-    assert found["selection"]["said"].endswith("1 model to 40 prompts; by greedy answer 24 wrong, 16 right.")
+    assert found["selection"]["said"].endswith("1 model to 40 prompts; by greedy answer: wrong 24, right 16.")
 
 
 def test_without_samples_and_without_greedy_answers_the_rest_is_shown():

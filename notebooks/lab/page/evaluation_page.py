@@ -233,8 +233,8 @@ def selection_words(table: pd.DataFrame, kept: Sequence[int], models: Sequence[s
         said = f"{len(page):,} of {said}, whole prompts only"
         lost = f"{count_of(prompts - len(kept), 'prompt')} with {count_of(gone, 'answer')}"
         left_out.append(f"Not in this page: {lost}; the tables of answers have all.")
-    if kinds := ", ".join(f"{kind['n']:,} {kind['name']}" for kind in change["kinds"]):
-        said += f"; by greedy answer {kinds}"
+    if kinds := ", ".join(f"{kind['name']} {kind['n']:,}" for kind in change["kinds"]):
+        said += f"; by greedy answer: {kinds}"
     if cut := int((page["cut"] > 0).sum()):
         left_out.append(f"{count_of(cut, 'answer')} cut after {completions.LONGEST_TEXT:,} characters.")
     return {"kept": len(page), "of": len(table), "said": f"{said}.", "left_out": " ".join(left_out)}
