@@ -16,8 +16,14 @@ MISTAKES = [(exercise, sentence) for exercise in ALL for sentence in exercise.mi
 
 
 def by_name(value):
-    """The ids of parameters: the exercise's name, the beginning of a sentence."""
-    return NAMES[ALL.index(value)] if isinstance(value, exercises.Exercise) else str(value)[:40]
+    """The ids of parameters: the name of the exercise, the beginning of a sentence; pytest names the rest."""
+    return (
+        NAMES[ALL.index(value)]
+        if isinstance(value, exercises.Exercise)
+        else value[:40]
+        if isinstance(value, str)
+        else None
+    )
 
 
 def unwrapped(text):
