@@ -53,13 +53,13 @@ bench-training: $(VENV)/.ready  ## measure a training step beside plain TRL, and
 bench-browser: $(VENV)/.ready  ## measure the completions page (about a minute)
 	@$(PY) tests/benchmarks/browser_bench.py
 
-recipes: $(VENV)/.ready  ## train the recipes of notebook 07 again (about 40 minutes on two cores)
+recipes: $(VENV)/.ready  ## train the recipes of notebook 07 again (one to two hours on two cores)
 	@OMP_NUM_THREADS=1 $(PY) -m lab.make.recipe_grid --workers 2
 
 sample-run: $(VENV)/.ready  ## record data/sample-run again, which notebook 04 shows before you have trained (about six minutes)
 	@$(PY) -m lab.make.sample_run
 
-data: $(VENV)/.ready  ## make data/*.jsonl again (same seed, same files)
+data: $(VENV)/.ready  ## make word_problems.jsonl and code_drills.jsonl again (same seed, same files)
 	@$(PY) -m lab.make.word_problems
 	@$(PY) -m lab.make.code_drills
 

@@ -81,7 +81,9 @@ class TestHygiene:
 def test_the_setup_cell_is_short_finds_the_repository_from_outside_and_says_when_it_cannot(tmp_path, monkeypatch):
     source = code_cells(NOTEBOOKS[0])[0].source
     assert len(source.splitlines()) <= 12
-    for start in (ROOT, ROOT / "notebooks", ROOT / "notebooks" / "lab" / "train", ROOT.parent):
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside" / "clone").symlink_to(ROOT)
+    for start in (ROOT, ROOT / "notebooks", ROOT / "notebooks" / "lab" / "train", tmp_path / "beside"):
         monkeypatch.chdir(start)
         exec(source, scope := {})
         assert scope["root"] == ROOT
@@ -164,7 +166,7 @@ def test_02_audited_the_set_and_wrote_the_preflight(road):
         for output in cell.outputs
     )
     assert "the audit holds" in text and "'worked_steps_reward': 1.0}: fails" in text
-    assert re.search(r"(6\d|7\d) of \1 cases score as they must", text) and "[None, None] failures: 2" in text
+    assert re.search(r"([4-9]\d) of \1 cases score as they must", text) and "[None, None] failures: 2" in text
 
 
 @pytest.mark.parametrize("name", EVERY)
