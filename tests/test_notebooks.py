@@ -356,7 +356,7 @@ def test_04_shows_the_recorded_run_to_who_has_not_trained(tmp_path):
 def test_05_merged_what_was_trained_into_a_plain_16_bit_model_and_proved_it(road):
     from safetensors.torch import load_file
 
-    from lab.export import merge_proof, model_files
+    from lab.export import merge_proof, model_folder
 
     proof = read(road / "merge_proof.json")
     assert all(line["ok"] for line in merge_proof.proof_checks(proof)) and proof["merged_into"] == "dequantised base"
@@ -364,7 +364,7 @@ def test_05_merged_what_was_trained_into_a_plain_16_bit_model_and_proved_it(road
     assert proof["base"]["changed"] == 0 and proof["base"]["compared_with_start"] > 20
     assert proof["distances"]["dequantised base"]["kl"] < proof["distances"]["original base"]["kl"]
     hashes = {file["file"]: file["sha256"] for file in proof["files"]}
-    assert hashes["model.safetensors"] == model_files.sha256(road / "merged/model.safetensors")
+    assert hashes["model.safetensors"] == model_folder.sha256(road / "merged/model.safetensors")
     weights = load_file(road / "merged/model.safetensors")
     assert {str(value.dtype) for value in weights.values()} == {"torch.bfloat16"}
     assert not any("lora" in name or "quant" in name for name in weights)
