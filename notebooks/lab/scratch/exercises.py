@@ -77,8 +77,8 @@ class Exercise:
 
     @property
     def names(self) -> list[str]:
-        """The names of the arguments."""
-        return list(inspect.signature(self.solution).parameters)
+        """The names of the arguments of a call."""
+        return list(inspect.signature(self.solution).parameters)[: len(self.calls[0])]
 
     def run(self, function: Callable[..., Tensor], call: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         """A function's numbers for a call, and the gradient of their sum: zeros where none flows."""
