@@ -104,7 +104,6 @@ def part_environment(folder: Path, name: str, seconds: float) -> dict[str, str]:
         **dict.fromkeys(("HF_HUB_OFFLINE", "GRPO_NO_INSTALL", "UNSLOTH_DISABLE_STATISTICS", QUIET), "1"),
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",
-        "GRPO_NOTEBOOKS": str(ROOT),
         "UNSLOTH_COMPILE_LOCATION": str(folder / "compiled" / name),
         "TOKENIZERS_PARALLELISM": "false",
         CARD: json.dumps(card()),

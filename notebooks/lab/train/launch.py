@@ -90,7 +90,7 @@ def launch_environment(nproc: int) -> dict[str, str]:
     """What the processes find in their environment. On a CPU they share its cores instead of fighting for them."""
     # PYTHONPATH stays: there are machines whose packages lie in a folder of their own
     paths = [str(ROOT), str(ROOT / "notebooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    found = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "GRPO_NOTEBOOKS": str(ROOT)}
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     if not on_gpu():
         share, asked = max(1, (os.cpu_count() or 1) // nproc), os.environ.get("OMP_NUM_THREADS", "")
         threads = min(share, int(asked)) if asked.isdigit() and int(asked) else share
