@@ -78,7 +78,10 @@ def write_gallery(executed: Path, gallery: Path = GALLERY) -> list[Path]:
         text = re.sub(r"\]\((?!http|#|" + name + r")([^)\s]+)\)", r"](../\1)", text)  # links start one folder deeper
         head = f"> [{name}](../{name}.ipynb) as `make run` executed it. `make gallery` made this page.\n\n"
         written.append(
-            write_text(gallery / f"{name}.md", head + re.sub(r"\n{3,}", "\n\n", text.replace(f"{ROOT}/", "")))
+            write_text(
+                gallery / f"{name}.md",
+                head + re.sub(r"\n{3,}", "\n\n", text.replace(f"{ROOT}/", "").replace(str(Path.home()), "~")),
+            )
         )
     size = sum(path.stat().st_size for path in gallery.rglob("*") if path.is_file()) / 1e6
     if size > LARGEST_MB:
