@@ -12,7 +12,7 @@ from lab.train.config_fields import CHOICES, RANGES, REMOVED, field_problems, pr
 
 
 def refused(settings):
-    return "\n".join(field_problems(settings).values())
+    return "\n".join(field_problems(settings))
 
 
 def test_an_unknown_field_is_refused_with_the_nearest_name():
@@ -82,6 +82,17 @@ def test_a_field_that_only_unsloth_s_class_has_is_right_where_that_class_stands(
 def test_a_value_of_the_wrong_type_or_range_is_refused_with_the_way_out(name, value, way_out):
     text = refused({name: value})
     assert way_out in text and "\n" not in text
+
+
+def test_settings_that_are_no_fields_of_trl_have_types_and_ranges_too():
+    more = {"prompts_per_step": int, "load_in_4bit": bool}
+    given = {"prompts_per_step": 0, "load_in_4bit": "yes", "promts_per_step": 8, "beta": -1}
+    assert list(field_problems(given, more)) == [
+        "prompts_per_step is 0: it must be 1 or above.",
+        "load_in_4bit is 'yes', a str: give a value of type bool.",
+        "promts_per_step is no GRPOConfig field in trl 1.14.0: did you mean prompts_per_step?",
+        "beta is -1: it must be 0 or above.",
+    ]
 
 
 BOUNDED = (

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -340,18 +339,11 @@ def test_a_reward_may_use_everything_that_trl_gives(tmp_path):
     assert run.events[0]["mean_after"] == pytest.approx(sum(map(len, TEXTS)) / 4 / (109 - 11))
 
 
-def test_columns_that_the_checker_cannot_read_are_left_out(tmp_path):
-    run = Run(tmp_path, names=["x_reward"])
+def test_an_edit_is_refused_where_a_column_cannot_be_handed_to_the_checker(run):
+    run.live.last["rows"] = [{"prompt": "p", "answer": "12", "odd": lambda: 1}] * 4
+    run.edit("LIMIT = 5", "LIMIT = 8")
     run.trainer.step()
-    for value in (lambda: 1, sys.modules["__main__"].__class__("main").__dict__.keys()):
-        run.live.last["rows"] = [{"prompt": "p", "answer": "12", "odd": value}] * 4
-        assert set(run.live._job({})["batch"]["columns"]) == {"answer"}
-    batch = run.live._job({})["batch"]
-    batch["columns"] |= {"a": b"cnowhere\nThing\n.", "b": b"c__main__\nNoSuchThing\n.", "c": pickle.dumps([1] * 4)}
-    given = []
-    reward = rewards.adopt(lambda completions, **columns: given.append(columns.keys()) or [1.0] * len(completions))
-    reward_edits.check_reward(reward, None, batch)
-    assert {"answer", "c"} <= given[0] and not {"a", "b", "odd"} & given[0]
+    assert "the check cannot be run" in run.errors[0] and run.names == ALL
 
 
 # --------------------------------------------------------------------------- what is refused

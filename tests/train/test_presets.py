@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from lab.files import ROOT
-from lab.train import presets
+from lab.train import presets, settings_check
+from lab.train.config_fields import field_problems
 from lab.train.presets import NOT_CONFIG_FIELDS, NOTEBOOK_FIELDS, PRESETS, choose_preset, plan_training
+from lab.train.settings_check import SettingsError
 
 NO_CARD, TURING, AMPERE = ({"bf16": b, "fp16": f} for b, f in ((False, False), (False, True), (True, False)))
 
@@ -103,8 +105,6 @@ def test_every_preset_has_a_reason_for_each_value_and_fields_that_trl_has(machin
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_what_a_preset_plans_passes_the_guard_without_a_warning(machine, monkeypatch, name):
-    from lab.train import settings_check
-
     for card in (NO_CARD, TURING, AMPERE):
         machine(card, *[16e9] * any(card.values()))
         monkeypatch.setattr(settings_check, "precision", lambda card=card: card)
@@ -112,6 +112,7 @@ def test_what_a_preset_plans_passes_the_guard_without_a_warning(machine, monkeyp
             found = plan_training(name, **how)
             about = {"starter": how["starter"], **found.loading}
             assert settings_check.check_settings(found.settings, **about) == []
+            assert not list(field_problems({name: row.value for name, row in found.rows.items()}, NOT_CONFIG_FIELDS))
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -285,17 +286,23 @@ def test_none_means_by_the_preset_and_other_fields_of_trl_pass(machine):
     "name, near", [("num_generation", "num_generations"), ("lora_ranks", "lora_rank"), ("save_step", "save_steps")]
 )
 def test_an_unknown_setting_is_refused_with_the_nearest_name(name, near):
-    with pytest.raises(ValueError, match=rf"no setting '{name}': did you mean {near}\?"):
+    with pytest.raises(ValueError, match=rf"{name} is no GRPOConfig field in .*: did you mean {near}\?"):
         plan_training("cpu", starter=True, **{name: 4})
 
 
 @pytest.mark.parametrize(
-    "name, value",
-    [("num_generations", "8"), ("prompts_per_step", 0), ("gradient_accumulation_steps", 1.5), ("max_steps", 0.5)],
+    "name, value, why",
+    [
+        ("num_generations", "8", ", a str: give a value of type int"),
+        ("prompts_per_step", 0, ": it must be 1 or above"),
+        ("gradient_accumulation_steps", 1.5, ", a float: give a value of type int"),
+        ("max_steps", 0.5, ", a float: give a value of type int"),
+        ("lora_rank", "16", ", a str: give a value of type int"),
+    ],
 )
-def test_figures_that_make_no_batch_are_refused(name, value):
-    with pytest.raises(ValueError, match=f"{name} is {value!r}: give a whole number"):
-        plan_training("cpu", starter=True, **{name: value})
+def test_values_of_the_wrong_type_or_range_are_refused_together(name, value, why):
+    with pytest.raises(SettingsError, match=f"(?s)2 problems.*{name} is {value!r}{why}.*beta is -1"):
+        plan_training("cpu", starter=True, more={"beta": -1}, **{name: value})
 
 
 def test_the_table_has_one_row_a_value_with_its_reason_and_who_set_it(machine):
@@ -328,7 +335,7 @@ def test_a_field_with_a_parameter_of_its_own_is_not_set_twice():
 
 
 def test_a_field_of_an_older_trl_is_refused_with_what_to_do_instead():
-    with pytest.raises(ValueError, match="no setting 'max_prompt_length': set MAX_PROMPT_TOKENS in notebook 01"):
+    with pytest.raises(ValueError, match="max_prompt_length is no .*: set MAX_PROMPT_TOKENS in notebook 01"):
         plan_training("cpu", starter=True, more={"max_prompt_length": 64})
 
 

@@ -27,10 +27,8 @@ def known_rewards(folder: Path) -> dict[str, RewardFunction]:
     """Every reward there is to choose from, by metric name: the library's, and those of `my_rewards.py` in this folder.
 
     A person's own rewards are what `@reward` made, combinations and variants of library rewards, and plain functions
-    in TRL's own signature. One with a library name replaces it.
-
-    Raises:
-        ValueError: for two different rewards under one name, or where `@reward` was forgotten.
+    in TRL's own signature. One with a library name replaces it. Raises ValueError for two different rewards under one
+    name, or where `@reward` was forgotten.
     """
     return load_sources(folder, current_sources(folder)).known
 
@@ -38,23 +36,21 @@ def known_rewards(folder: Path) -> dict[str, RewardFunction]:
 def save_choice(folder: Path, weights: dict[str, float]) -> dict:
     """Writes `rewards.json`: the rewards with a weight other than 0, and a hash of their source.
 
-    Raises:
-        ValueError: for a name that no reward has, or where nothing is chosen.
+    Raises ValueError for a name that no reward has, or where nothing is chosen.
     """
     sources = current_sources(folder)
     known = load_sources(folder, sources).known
-    unknown = [name for name in weights if name not in known]
-    if unknown:
+    if unknown := [name for name in weights if name not in known]:
         raise ValueError(f"There is no reward {unknown[0]!r}; the rewards are: {', '.join(known)}.")
     if not any(weights.values()):
         raise ValueError("Every weight is 0: give at least one reward a weight.")
 
-    def entry(name: str, weight: float) -> dict:
-        function = known[name]
-        about = {"range": [function.low, function.high], "columns": function.columns}
-        return {"name": name, "weight": float(weight), **about, "decides": bool(function.claims_correctness)}
-
-    chosen = [entry(name, weight) for name, weight in weights.items() if weight]
+    chosen = []
+    for name, weight in weights.items():
+        if weight:
+            about = {"range": [known[name].low, known[name].high], "columns": known[name].columns}
+            decides = bool(known[name].claims_correctness)
+            chosen.append({"name": name, "weight": float(weight), **about, "decides": decides})
     record = {"rewards": chosen, "source_sha256": source_hash(sources)}
     write_json(folder / "rewards.json", record)
     return record
@@ -70,8 +66,7 @@ def load_choice(folder: Path, sources: dict[str, str] | None = None) -> tuple[li
     """
     record = read_json(folder / "rewards.json", MADE_BY)
     loaded = load_sources(folder, sources or current_sources(folder))
-    missing = [entry["name"] for entry in record["rewards"] if entry["name"] not in loaded.known]
-    if missing:
+    if missing := [entry["name"] for entry in record["rewards"] if entry["name"] not in loaded.known]:
         raise ValueError(f"rewards.json names {missing[0]!r}, which no file defines any more: run {MADE_BY} again.")
     functions = rewards.prepare_rewards(loaded.known[entry["name"]] for entry in record["rewards"])
     for function in functions:
@@ -108,18 +103,13 @@ class LoadedRewards:
 
     def variable(self, function: RewardFunction) -> str | None:
         """The top-level name that a reward is bound to; None for one that has no name of its own."""
-        for wanted in (function, function.function):  # the second: a plain function that was adopted
-            for module in self.modules:
-                for name, value in vars(module).items():
-                    if value is wanted:
-                        return name
-        return None
+        names = {id(value): name for module in reversed(self.modules) for name, value in vars(module).items()}
+        return names.get(id(function)) or names.get(id(function.function))  # a plain function that was adopted
 
     def find(self, name: str, variable: str | None) -> RewardFunction:
         """The reward of this metric name; else the one bound to this variable, whose options or name are new.
 
-        Raises:
-            ValueError: where there is neither.
+        Raises ValueError where there is neither.
         """
         there = [vars(module).get(variable) for module in self.modules]
         if reward := self.known.get(name) or next((one for one in there if isinstance(one, RewardFunction)), None):

@@ -12,7 +12,7 @@ import numbers
 import os
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 # Names that GRPOConfig does not have (any more), and what to write instead. Other names are looked up by likeness.
@@ -50,8 +50,8 @@ RANGES = {
     **dict.fromkeys("beta epsilon epsilon_high weight_decay warmup_steps max_grad_norm top_k".split(), FROM_0),
     **dict.fromkeys("per_device_train_batch_size per_device_eval_batch_size num_iterations".split(), FROM_1),
     **dict.fromkeys("gradient_accumulation_steps steps_per_generation generation_batch_size".split(), FROM_1),
-    **dict.fromkeys(("top_p", "vllm_gpu_memory_utilization"), SHARE),
-    "max_completion_length": FROM_1,
+    **dict.fromkeys(("prompts_per_step", "groups_per_batch", "max_completion_length"), FROM_1),
+    **dict.fromkeys(("top_p", "vllm_gpu_memory_utilization", "gpu_memory_utilization"), SHARE),
     "temperature": ("above 0 and below 10", lambda x: 0 < x < 10),  # Unsloth raises outside of it
     "num_generations": ("2 or above: GRPO compares the completions of a group", lambda x: x >= 2),
     "max_steps": ("1 or above, or -1 to go by num_train_epochs", lambda x: x >= 1 or x == -1),
@@ -87,19 +87,22 @@ def live_defaults() -> dict[str, Any]:
     return trl_defaults() | {name: x for name, x in written.items() if isinstance(x, (bool, int, float, str))}
 
 
-def field_problems(settings: Mapping[str, Any]) -> dict[str, str]:
-    """What is wrong with single fields: a name that GRPOConfig does not have, a value of the wrong type or range."""
-    from trl import GRPOConfig
+def field_problems(settings: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> Iterator[str]:
+    """What is wrong with single fields: a name that GRPOConfig does not have, a value of the wrong type or range.
 
-    known = {field.name for field in dataclasses.fields(GRPOConfig)}  # with Unsloth's own, where its class stands
-    hints, trl = typing.get_type_hints(pristine(GRPOConfig)), f"trl {importlib.metadata.version('trl')}"
-    problems = {}
+    `more`: types of settings that are no fields of it.
+    """
+    from trl import GRPOConfig  # only now: unsloth must be imported before it
+
+    hints = {**typing.get_type_hints(pristine(GRPOConfig)), **(more or {})}
+    # with Unsloth's own, where its class stands
+    known = {*(field.name for field in dataclasses.fields(GRPOConfig)), *(more or {})}
     for name, value in settings.items():
         if name not in known:
-            problems[name] = f"{name} is no GRPOConfig field in {trl}: {right_name(name, known, 'leave it out.')}"
+            version, way_out = importlib.metadata.version("trl"), right_name(name, known, "leave it out.")
+            yield f"{name} is no GRPOConfig field in trl {version}: {way_out}"
         elif value is not None and (problem := value_problem(name, value, hints.get(name, Any))):
-            problems[name] = f"{name} is {value!r}{problem}"
-    return problems
+            yield f"{name} is {value!r}{problem}"
 
 
 def right_name(name: str, known: Iterable[str], otherwise: str) -> str:

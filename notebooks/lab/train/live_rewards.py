@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import pickle
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from lab.files import write_text
+from lab.files import Row, write_text
 from lab.train import trl_internals
-from lab.train.chosen_rewards import LoadedRewards, load_sources, read_sources, source_hash
-from lab.train.reward_edits import check_in_process, describe_error
+from lab.train.chosen_rewards import load_sources, read_sources, source_hash
+from lab.train.reward_edits import FILES, check_in_process, describe_error
 from lab.train.stateful_callback import StatefulCallback
 from rewards import completion_text, rename
-
-NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # of TRL's rows: it hands these over by themselves
 
 
 def kept_sources(run: Path, version: int = 1) -> dict[str, str]:
@@ -66,15 +62,10 @@ class LiveRewards(StatefulCallback):
         self.folder, self.run, self.on_event = Path(folder), Path(run), on_event
         self.time_limit, self.say = time_limit, say
         self.version = 0  # of the kept texts
-        self.checked: LoadedRewards | None = None  # an accepted edit
-        self.last: dict[str, Any] | None = None  # the last batch: rows, prompts, completions, completion_ids, scores
+        self.last: Row | None = None  # the last batch: rows, prompts, completions, completion_ids, scores
 
     def attach(self, trainer: Any) -> LiveRewards:
-        """Watches this trainer's rewards: those that `load_choice` gave.
-
-        Raises:
-            ValueError: where there is none.
-        """
+        """Watches this trainer's rewards that `load_choice` gave. Raises ValueError where there is none."""
         functions = dict(zip(trainer.reward_func_names, trainer.reward_funcs))
         functions = {name: function for name, function in functions.items() if hasattr(function, "loaded")}
         if not functions:
@@ -115,7 +106,7 @@ class LiveRewards(StatefulCallback):
         if edit:
             self._swap(**edit)
 
-    def _look(self) -> dict[str, Any] | None:
+    def _look(self) -> Row | None:
         """An edit that is to be made now: its `sources`, and `results` of the check by reward. None for nothing."""
         try:
             sources = read_sources(self.folder)
@@ -125,58 +116,54 @@ class LiveRewards(StatefulCallback):
             return None
         self.tried = sources
         if isinstance(sources, str):
-            return self._refuse({None: sources})
+            return self._refuse({FILES: sources})
         for file in self.loaded.sources:
             if not sources.get(file, "").strip():  # an editor may just be writing it
-                return self._refuse({None: f"{file} is {'empty' if file in sources else 'not there any more'}"})
-        check = check_in_process(self._job(sources), self.time_limit)
-        results = {name: result for name, result in check["rewards"].items() if result}
-        errors = {name: result["error"] for name, result in results.items() if result["error"]}
-        if check["error"] or errors:
-            return self._refuse(errors or {None: check["error"]})
+                return self._refuse({FILES: f"{file} is {'empty' if file in sources else 'not there any more'}"})
+        results = check_in_process(self._job(sources), self.time_limit)
+        if errors := {name: result["error"] for name, result in results.items() if result["error"]}:
+            return self._refuse(errors)
         if not results:
             return None
         try:  # it went well in the other process; the run is worth more than an edit
-            self.checked = load_sources(self.folder, sources)
+            load_sources(self.folder, sources)
             self._keep(sources)
         except (Exception, SystemExit) as error:
-            return self._refuse({None: describe_error(error)})
+            return self._refuse({FILES: describe_error(error)})
         return {"sources": sources, "results": results}
 
-    def _job(self, sources: dict[str, str]) -> dict[str, Any]:
-        """The job of `check_edit`."""
+    def _job(self, sources: dict[str, str]) -> Row:
+        """The job of `check_in_process`."""
         batch = None
         if self.last:
-            rows = self.last["rows"]
-            pickled: dict[str, bytes] = {}
-            for name in rows[0].keys() - set(NOT_COLUMNS):
-                with contextlib.suppress(pickle.PicklingError, TypeError, AttributeError):
-                    pickled[name] = pickle.dumps([row[name] for row in rows])
-            batch = {name: self.last[name] for name in ("prompts", "completion_ids")} | {"columns": pickled}
+            names = self.last["rows"][0].keys() - {"prompt", "completion", "completion_ids"}
+            batch = {name: self.last[name] for name in ("prompts", "completion_ids")}
+            batch["columns"] = {name: [row[name] for row in self.last["rows"]] for name in names}
             batch["completions"] = [completion_text(completion) for completion in self.last["completions"]]
-            batch["trainer_state"] = json.loads(json.dumps(vars(self.trainer.state), default=str))
+            batch["trainer_state"] = SimpleNamespace(**vars(self.trainer.state))
         variables = {name: watched.variable for name, watched in self.watched.items()}
         columns = getattr(self.trainer.train_dataset, "column_names", None)
         job = {"sources": sources, "before": self.loaded.sources, "rewards": variables, "folder": str(self.folder)}
         return {**job, "columns": columns, "batch": batch}
 
-    def _refuse(self, errors: dict[str | None, str]) -> None:
+    def _refuse(self, errors: dict[str, str]) -> None:
         for name, error in errors.items():
             self.on_event(self._event("reward_refused", name, error=error))
-        reasons = [error if (name or "") in error else f"{name}: {error}" for name, error in errors.items()]
-        self.say(f"step {self._step}: the edited rewards are refused, those in use go on. {'; '.join(reasons)}")
+        reasons = [error if name in error else f"{name}: {error}" for name, error in errors.items()]
+        step = self.trainer.state.global_step + 1
+        self.say(f"step {step}: the edited rewards are refused, those in use go on. {'; '.join(reasons)}")
 
-    def _swap(self, sources: dict[str, str], results: dict[str, dict]) -> None:
+    def _swap(self, sources: dict[str, str], results: dict[str, Row]) -> None:
         """Puts the changed rewards into the trainer, under the names of their new versions."""
-        self.loaded, self.checked = self.checked or load_sources(self.folder, sources), None
+        self.loaded = load_sources(self.folder, sources)
         for name, result in results.items():
             watched = self.watched[name]
             function = self.loaded.find(name, watched.variable)
             watched.version += 1
             while (new := f"{function.__name__}_v{watched.version}") in self.trainer.reward_func_names:
                 watched.version += 1  # a reward that is called so by its author
-            score_range, kept = [function.low, function.high], f"rewards/v{self.version}"
-            about = {"range": score_range, "failed": result["failed"], "sources": kept}
+            about = {"range": [function.low, function.high], "failed": result["failed"]}
+            about["sources"] = f"rewards/v{self.version}"
             event = self._event("reward_changed", name, name=new, mean_after=result["mean"], **about)
             watched.variable = self.loaded.variable(function)
             self._install(watched, function, new)
@@ -184,7 +171,7 @@ class LiveRewards(StatefulCallback):
                 self.on_event(event)
                 means = (event["mean_before"], event["mean_after"])
                 change = " → ".join("–" if mean is None else f"{mean:.3f}" for mean in means)
-                self.say(f"step {self._step}: {new} replaces {event['was']}; mean on the last completions {change}")
+                self.say(f"step {event['step']}: {new} replaces {event['was']}; mean on the last completions {change}")
 
     def _install(self, watched: WatchedReward, function: Any, name: str) -> None:
         i, names = watched.index, self.trainer.reward_func_names
@@ -192,11 +179,7 @@ class LiveRewards(StatefulCallback):
         self.trainer.reward_funcs[i] = function if function.__name__ == name else rename(function, name)
         names[i] = name
 
-    @property
-    def _step(self) -> int:
-        return self.trainer.state.global_step + 1  # as the log counts: the step that is about to begin
-
-    def _event(self, kind: str, reward: str | None, **more: Any) -> dict[str, Any]:
+    def _event(self, kind: str, reward: str, **more: Any) -> Row:
         """What happened to a reward, before the step of that number was generated.
 
         `kind`: `reward_changed` or `reward_refused`; `reward`: its name in rewards.json, None where the files cannot
@@ -205,21 +188,18 @@ class LiveRewards(StatefulCallback):
         `source_sha256`: of the edited files. For a change also `range`, `failed` (completions it could not score)
         and `sources` (the folder in the run where the texts are kept).
         """
-        was = self.trainer.reward_func_names[self.watched[reward].index] if reward else None
-        about = {"step": self._step, "kind": kind, "reward": reward, "was": was, "name": was, "error": None}
-        means = {"mean_before": self._mean(reward) if reward else None, "mean_after": None}
-        n = len(self.last["prompts"]) if self.last else 0
+        was, mean, n = None, None, len(self.last["prompts"]) if self.last else 0
+        if reward:
+            index, first = self.watched[reward].index, self.trainer.accelerator.process_index * n
+            was = self.trainer.reward_func_names[index]
+            scores = self.last["scores"][first : first + n, index].tolist() if self.last else []
+            known = [score for score in scores if score == score]  # TRL writes a None as NaN
+            mean = sum(known) / len(known) if known else None
+        # the log counts so: the step that is about to begin
+        about = {"step": self.trainer.state.global_step + 1, "kind": kind, "reward": reward or None}
+        about |= {"was": was, "name": was, "error": None, "mean_before": mean, "mean_after": None, "completions": n}
         digest = None if isinstance(self.tried, str) else source_hash(self.tried)
-        return {**about, **means, "completions": n, "source_sha256": digest, **more}
-
-    def _mean(self, name: str) -> float | None:
-        """The mean of a reward's scores on this process's last completions."""
-        if not self.last:
-            return None
-        n, process = len(self.last["prompts"]), self.trainer.accelerator.process_index
-        column = self.last["scores"][process * n : (process + 1) * n, self.watched[name].index].tolist()
-        known = [score for score in column if score == score]  # TRL writes a None as NaN
-        return sum(known) / len(known) if known else None
+        return {**about, "source_sha256": digest, **more}
 
     def _keep(self, sources: dict[str, str]) -> None:
         """Writes these texts under the next version number, not over what a lost stretch of the run kept."""
@@ -228,13 +208,13 @@ class LiveRewards(StatefulCallback):
         for file, text in sources.items():
             write_text(self.run / f"rewards/v{self.version}" / file, text)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Row:
         """What to save with a checkpoint: the kept version of the texts; version, name and place of each reward."""
         names = self.trainer.reward_func_names
         rewards = {name: {**asdict(one), "name": names[one.index]} for name, one in self.watched.items()}
         return {"version": self.version, "files": list(self.loaded.sources), "rewards": rewards}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Row) -> None:
         """Goes on with the versions of a `state()`: after `attach`, before training. An empty one changes nothing.
 
         Raises:

@@ -17,10 +17,13 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lab.model.policy import precision
-from lab.train.config_fields import right_name
+from lab.train.config_fields import field_problems, right_name
+from lab.train.settings_check import SettingsError
 
-LOADER = ("load_in_4bit", "lora_rank", "full_finetuning")  # what the model's loader gets, and no field of GRPOConfig
-NOT_CONFIG_FIELDS = (*LOADER, "prompts_per_step", "groups_per_batch", "fast_inference", "gpu_memory_utilization")
+# What the model's loader gets, and all settings that are no fields of GRPOConfig, with their types.
+LOADER = {"load_in_4bit": bool, "lora_rank": int, "full_finetuning": bool}
+NOT_CONFIG_FIELDS = LOADER | {"prompts_per_step": int, "groups_per_batch": int}
+NOT_CONFIG_FIELDS |= {"fast_inference": bool, "gpu_memory_utilization": float}
 BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 # The fields that notebook 03 shows one by one where it makes its GRPOConfig; `other_settings` are all others.
 NOTEBOOK_FIELDS = """output_dir seed report_to reward_weights learning_rate lr_scheduler_type warmup_steps optim max_steps
@@ -163,15 +166,16 @@ def plan_training(
         world_size: processes that share a step; each takes its share of the prompts.
         more, yours: any setting of the preset or field of GRPOConfig; None means "by the preset".
 
-    Raises ValueError for an unknown preset, backend or setting, one that is both in `more` and in `yours`, and figures
-    that make no batch.
+    Raises ValueError for an unknown preset, backend or setting, one that is both in `more` and in `yours`, values of
+    the wrong type or range, and figures that make no batch.
     """
     if backend not in ("unsloth", "trl"):
         raise ValueError(f"There is no backend {backend!r}: the backends are unsloth and trl.")
     for name in yours.keys() & (more or {}).keys():  # one of the two would be dropped
         raise ValueError(f"MORE_SETTINGS has {name!r}, which is set already: change it where it is set.")
     yours = {name: value for name, value in {**yours, **(more or {})}.items() if value is not None}
-    check_names_and_counts(yours)
+    if problems := list(field_problems(yours, NOT_CONFIG_FIELDS)):
+        raise SettingsError(problems)
     name, model = choose_preset(preset), {**REAL, **(STARTER if starter else {}), **(FULL if full_finetuning else {})}
     if full_finetuning:
         yours["full_finetuning"] = True
@@ -211,21 +215,6 @@ def choose_preset(name: str = "auto") -> str:
     cards = range(torch.cuda.device_count())
     memory = min(torch.cuda.get_device_properties(i).total_memory for i in cards) / 1e9
     return next(preset for preset, least in ENOUGH if memory >= least)
-
-
-def check_names_and_counts(yours: Mapping[str, Any]) -> None:
-    """Raises ValueError for names that nobody reads, and for counts that are none."""
-    from trl import GRPOConfig  # only now: unsloth must be imported before it
-
-    known = {*NOT_CONFIG_FIELDS, *GRPOConfig.__dataclass_fields__}
-    for name, value in yours.items():
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if name not in known:
-            raise ValueError(f"There is no setting {name!r}: {right_name(name, known, 'leave it out.')}")
-        if name in ("num_generations", "prompts_per_step", "groups_per_batch", *BATCH) and not (whole and value >= 1):
-            raise ValueError(f"{name} is {value!r}: give a whole number from 1 up.")
-        if name == "max_steps" and not whole:
-            raise ValueError(f"max_steps is {value!r}: give a whole number, or -1 to go by num_train_epochs.")
 
 
 def put(rows: dict[str, Setting], name: str, value: Any, why: str, source: str = "preset") -> None:

@@ -1,6 +1,6 @@
 """What an edit of a reward file means: which rewards it changes, and whether their new versions can be trained with.
 
-`check_in_process` starts a process that runs `check_edit`, so this module imports nothing slow.
+`check_in_process` starts a process that runs `run_check`, so this module imports nothing slow.
 """
 
 from __future__ import annotations
@@ -16,39 +16,47 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from lab.files import read_json, write_json
+from lab.files import Row, read_json, write_json
 from lab.train.chosen_rewards import IMPORTED, LIBRARY_FILE, OWN_FILE, load_sources
 from rewards import RewardError, RewardFunction
 from scoring.batch import call_as_trl
 
 CHECK = "import sys; from lab.train.reward_edits import run_check; run_check(sys.argv[1])"
+FILES = ""  # in place of a reward's name: of the files themselves
 
 
-def check_in_process(job: dict[str, Any], time_limit: float) -> dict[str, Any]:
-    """What `check_edit` says of a job, run in a process of its own: an endless loop or a crash there stops nothing here.
+def check_in_process(job: dict[str, Any], time_limit: float) -> dict[str, Row]:
+    """Whether edited texts keep the reward contract, for each chosen reward that they change.
 
-    The process, and all that the edited file has started, ends after `time_limit` seconds at the latest.
+    A process of its own finds out: an endless loop or a crash there stops nothing here. It ends, with all that the
+    edited file has started, after `time_limit` seconds at the latest.
+
+    Args:
+        job: `sources` and `before` (texts by file name), `rewards` (the variable of each by metric name), `folder` (of
+            `my_rewards.py`), `columns` (of the data set, or None) and `batch` (see `check_reward`).
+
+    Returns:
+        For each changed reward its `error` (or None), `mean` on the batch and number of `failed` completions. Where the
+        files cannot be loaded, the `error` of `FILES`.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="rewards-check-") as name:
             folder = Path(name)
             (folder / "rewards.py").write_bytes(IMPORTED.encode("utf-8"))  # for the checker: the file may be broken
             (folder / "job.pickle").write_bytes(pickle.dumps(job))
+            write_json(folder / "results.json", {FILES: {"doing": "loading the files"}})
             ended = _run_and_wait(folder, time_limit)
-            if (folder / "result.json").exists():
-                return read_json(folder / "result.json", "the check")
+            results = read_json(folder / "results.json", "the check")
             errors = (folder / "errors").read_text(encoding="utf-8", errors="replace").strip()
-            reward = (folder / "stage").read_text(encoding="utf-8") if (folder / "stage").exists() else None
-    except OSError as error:
-        return {"error": f"the check cannot be run: {error}", "rewards": {}}
-    what = f"checking {reward} on the last completions" if reward else "loading the files"
-    text = f"{what}: {ended}" + (f" ({errors.splitlines()[-1][:300]})" if errors else "")
-    return {"error": None, "rewards": {reward: {"error": text}}} if reward else {"error": text, "rewards": {}}
+    except Exception as error:  # a full disk, a column that cannot be pickled: the run is worth more than an edit
+        return {FILES: {"error": f"the check cannot be run: {error}"}}
+    for result in results.values():
+        if doing := result.pop("doing", None):  # the process ended in the middle of it
+            result["error"] = f"{doing}: {ended}" + (f" ({errors.splitlines()[-1][:300]})" if errors else "")
+    return results
 
 
 def _run_and_wait(folder: Path, time_limit: float) -> str:
@@ -69,65 +77,41 @@ def _run_and_wait(folder: Path, time_limit: float) -> str:
 
 
 def run_check(folder: str) -> None:
-    """What the process does: it writes `result.json` for the job in the folder. `stage` names the reward it is at.
+    """What the process does: `results.json` says at any moment what is known, and as `doing` what it is at.
 
     It ends hard: threads or exit handlers of the edited file cannot keep it alive.
     """
     job = pickle.loads((Path(folder) / "job.pickle").read_bytes())
-    result = check_edit(job, lambda name: (Path(folder) / "stage").write_text(name, encoding="utf-8"))
-    write_json(Path(folder) / "result.json", result)
-    os._exit(0)
-
-
-def check_edit(job: dict[str, Any], report_stage: Callable[[str], Any]) -> dict[str, Any]:
-    """Whether the new texts keep the reward contract, for each chosen reward that they change.
-
-    Args:
-        job: `sources` and `before` (texts by file name), `rewards` (the variable of each by metric name), `folder` (of
-            `my_rewards.py`), `columns` (of the data set, or None) and `batch` (see `check_reward`).
-        report_stage: called with the name of the reward that is next.
-
-    Returns:
-        `error`: why the files cannot be loaded, or None. `rewards`: for each chosen reward None where it is unchanged,
-        else its `error` (or None), `mean` on the batch and number of `failed` completions.
-    """
+    results: dict[str, Row] = {}
     try:
         after = load_sources(Path(job["folder"]), job["sources"])
     except BaseException as error:  # sys.exit too
-        return {"error": describe_error(error), "rewards": {}}
-    results: dict[str, Any] = {}
-    for name, variable in job["rewards"].items():
-        report_stage(name)
+        after, results = None, {FILES: {"error": describe_error(error)}}
+    for name, variable in job["rewards"].items() if after else ():
+        doing = {name: {"doing": f"checking {name} on the last completions"}}
+        write_json(Path(folder) / "results.json", results | doing)
         try:
             function = after.find(name, variable)
-            same = fingerprint(job["before"], variable) == fingerprint(after.sources, after.variable(function))
-            results[name] = None if same else {"error": None, **check_reward(function, job["columns"], job["batch"])}
+            if fingerprint(job["before"], variable) != fingerprint(after.sources, after.variable(function)):
+                results[name] = {"error": None, **check_reward(function, job["columns"], job["batch"])}
         except BaseException as error:
             results[name] = {"error": describe_error(error)}
-    return {"error": None, "rewards": results}
+    write_json(Path(folder) / "results.json", results)
+    os._exit(0)
 
 
-def check_reward(function: RewardFunction, columns: list[str] | None, batch: dict[str, Any] | None) -> dict[str, Any]:
-    """Calls a reward on the last batch as TRL called its predecessor. Raises whatever is wrong with it.
+def check_reward(function: RewardFunction, columns: list[str] | None, batch: dict[str, Any] | None) -> Row:
+    """Calls a reward on the last batch as TRL called its predecessor; returns `mean` and `failed`. Raises what is wrong.
 
     Args:
         columns: names of the data set's columns, to check before there is a batch.
-        batch: arguments of `call_as_trl`, each column pickled. One of a class that only the notebook knows is left out.
-
-    Returns:
-        `mean`, None where it gave no score, and `failed`, the number of completions that it could not score.
+        batch: arguments of `call_as_trl`.
     """
     if batch is None:
         function.check_columns(columns or function.columns)
         return {"mean": None, "failed": 0}
-    known_columns = {}
-    for name, pickled in batch["columns"].items():
-        with contextlib.suppress(AttributeError, ImportError):
-            known_columns[name] = pickle.loads(pickled)
-    state = SimpleNamespace(**batch["trainer_state"])
-    scores = call_as_trl(function, **{**batch, "columns": known_columns, "trainer_state": state})
-    known = [score for score in scores if score is not None]
-    return {"mean": sum(known) / len(known) if known else None, "failed": function.failures}
+    scores = [score for score in call_as_trl(function, **batch) if score is not None]
+    return {"mean": sum(scores) / len(scores) if scores else None, "failed": function.failures}
 
 
 def describe_error(error: BaseException) -> str:
@@ -170,13 +154,11 @@ class Statement(NamedTuple):
 
 @functools.lru_cache(maxsize=8)
 def read_statements(text: str) -> list[Statement]:
-    def is_docstring(line: ast.stmt) -> bool:
-        return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
-
     tree, statements = ast.parse(text), []
     for node in ast.walk(tree):
-        if isinstance(getattr(node, "body", None), list):
-            node.body = [line for line in node.body if not is_docstring(line)]
+        if isinstance(getattr(node, "body", None), list):  # without docstrings
+            is_text = lambda line: isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
+            node.body = [line for line in node.body if not is_text(line)]
     for line in tree.body:
         if isinstance(line, ast.If) and "__main__" in ast.dump(line.test):
             continue  # an import does not run it
@@ -186,12 +168,11 @@ def read_statements(text: str) -> list[Statement]:
                 code = "" if module == "rewards" else f"{module} {ast.dump(alias)}"
                 statements.append(Statement(_names(alias), _names(alias), code))
             continue
+        binds = _names(line)
         if isinstance(line, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             binds = {line.name}
         elif isinstance(line, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             binds = set().union(*map(_names, getattr(line, "targets", None) or [line.target]))
-        else:
-            binds = _names(line)
         statements.append(Statement(binds, _names(line), ast.dump(line)))
     return statements
 

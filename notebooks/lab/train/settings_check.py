@@ -1,19 +1,18 @@
 """Settings are checked before the model loads: those that would crash later, and those that would be ignored.
 
 TRL refuses some of them only after minutes of loading. Others nobody refuses: on a GPU, Unsloth replaces GRPOConfig by
-a class that drops unknown fields with a printed line and changes a batch that holds no whole groups.
+a class that changes a batch that holds no whole groups. `lab.train.config_fields` looks at each field by itself.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lab.model.policy import precision
-from lab.train.config_fields import field_problems, live_defaults
+from lab.train.config_fields import live_defaults
 from lab.train.trackers import tracker_problems
 
 LORA_FAST, FULL_FAST = 1e-4, 1e-5  # ten times the usual rates; above them GRPO on real models has been seen to collapse
@@ -27,10 +26,6 @@ class SettingsError(ValueError):
         self.problems = list(problems)
         count = "one problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
         super().__init__("\n".join([f"The settings have {count}:", *(f"  - {problem}" for problem in self.problems)]))
-
-
-class RefusedField(LookupError):
-    """A rule reads a field whose value was refused already. The rule is skipped: one mistake gives one problem."""
 
 
 @dataclasses.dataclass
@@ -48,12 +43,9 @@ class RunSettings:
     lora_rank: int | None = None
     max_seq_length: int | None = None
     world_size: int = 1  # processes
-    refused: Mapping[str, str] = dataclasses.field(default_factory=dict)  # fields whose value cannot be used
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=live_defaults)
 
     def __getitem__(self, name: str) -> Any:
-        if name in self.refused:
-            raise RefusedField(name)
         value = self.settings.get(name)
         return self.defaults.get(name) if value is None else value
 
@@ -78,15 +70,12 @@ def check_settings(settings: Mapping[str, Any], **about: Any) -> list[str]:
     """Warnings (suspicious, but allowed), one sentence each; raises SettingsError with all that is wrong.
 
     Args:
-        settings: what goes to GRPOConfig.
+        settings: what goes to GRPOConfig; `plan_training` has looked at each field by itself.
         about: other fields of `RunSettings`; what is left out is not checked.
     """
-    refused = field_problems(settings)
-    run, problems = RunSettings(settings, **about, refused=refused), list(refused.values())
-    for rule in RULES:
-        with contextlib.suppress(RefusedField):
-            problems += rule(run)
-    if problems:
+    run = RunSettings(settings, **about)
+    problems = list(tracker_problems(run["report_to"]))  # otherwise the trainer raises after the model was loaded
+    if problems := [*problems, *(problem for rule in RULES for problem in rule(run))]:
         raise SettingsError(problems)
     return list(setting_warnings(run))
 
@@ -95,11 +84,6 @@ def multiples_around(value: float, step: int) -> str:
     """The multiples of `step` next to a value, as text: "8 or 16"."""
     below = int(value // step) * step
     return f"{below} or {below + step}" if below else str(step)
-
-
-def trackers_are_installed(run: RunSettings) -> Iterable[str]:
-    """Otherwise the trainer raises after the model was loaded."""
-    return tracker_problems(run["report_to"])
 
 
 def whole_groups(run: RunSettings) -> Iterator[str]:
@@ -164,7 +148,7 @@ def what_is_trained(run: RunSettings) -> Iterator[str]:
     if run.full_finetuning and run.load_in_4bit:
         yield "full_finetuning with load_in_4bit: 4-bit weights cannot be trained, set load_in_4bit=False."
     rank = run.lora_rank
-    if not run.full_finetuning and rank is not None and (not isinstance(rank, int) or rank < 1):
+    if not run.full_finetuning and rank is not None and rank < 1:
         yield f"lora_rank is {rank!r}: give a whole number from 1 up (16 is usual), or set full_finetuning=True."
     widths = [run.of_model(name) for name in ("hidden_size", "intermediate_size")]
     odd = [width for width in widths if isinstance(width, int) and width % 64]
@@ -172,7 +156,7 @@ def what_is_trained(run: RunSettings) -> Iterator[str]:
         yield f"the model's width {odd[0]} is no multiple of 64, which 4-bit on a CPU needs: set load_in_4bit=False."
 
 
-def saves_between_generations(run: RunSettings) -> Iterator[str]:
+def saves_fit(run: RunSettings) -> Iterator[str]:
     """A resumed run generates anew: in the middle of a block it would skip what was left of the old completions."""
     save, steps = run["save_steps"], run["max_steps"]
     if run["save_strategy"] != "steps" or (save < 1 and steps < 1):
@@ -187,15 +171,7 @@ def saves_between_generations(run: RunSettings) -> Iterator[str]:
         )
 
 
-RULES = (
-    trackers_are_installed,
-    whole_groups,
-    precision_of_the_card,
-    lengths_fit,
-    weights_and_columns_fit,
-    what_is_trained,
-    saves_between_generations,
-)
+RULES = (whole_groups, precision_of_the_card, lengths_fit, weights_and_columns_fit, what_is_trained, saves_fit)
 
 
 def setting_warnings(run: RunSettings) -> Iterator[str]:
