@@ -46,10 +46,7 @@ def test_annealing_goes_in_a_straight_line_from_the_first_to_the_last_step():
     )
 
 
-def test_annealing_may_end_before_the_run_does_and_a_run_of_one_step_works():
-    assert [TemperatureAnnealing(1.0, 0.5, steps=3).at(k, 9) for k in range(5)] == pytest.approx(
-        [1, 0.75, 0.5, 0.5, 0.5]
-    )
+def test_annealing_of_a_run_of_one_step_works():
     assert TemperatureAnnealing(1.0, 0.5).at(0, 1) == 1.0
 
 
@@ -87,7 +84,7 @@ def test_stages_change_the_weights_at_their_step_and_leave_out_who_is_not_named(
 
 def test_a_reward_with_little_success_gains_weight_and_one_with_much_loses_it_within_bounds():
     trainer = FakeTrainer()
-    RewardWeights(WEIGHTS, adaptive=True, bound=2.0).attach(trainer)
+    RewardWeights(WEIGHTS, adaptive=True).attach(trainer)
     logs = {"rewards/correctness_reward/mean": 0.0, "rewards/format_reward/mean": 1.0}
     used = [trainer.step(k, logs=logs)[1] for k in range(3)]
     assert used == [[1.0, 0.5], [2.0, 0.25], [2.0, 0.25]]

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from lab.data import columns
 from lab.files import read_jsonl
 from lab.model import policy
-from lab.train import process, recorder, run_folder, stateful_callback
+from lab.train import process, recorder, run_folder
 from lab.train.recorder import TrainingError
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -253,7 +253,7 @@ def readable(run):
 # --------------------------------------------------------------------------- stopped
 
 
-class After(stateful_callback.StatefulCallback):
+class After(recorder.StatefulCallback):
     """Does something when a step has ended, or in the middle of one."""
 
     def __init__(self, step, what, when="on_log"):

@@ -1,7 +1,5 @@
 """Which model to load, in which number type, and loading it without Unsloth."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -44,9 +42,8 @@ def half_type(settings: Mapping[str, Any]) -> Any:
 def weight_type(settings: Mapping[str, Any], full_finetuning: bool = False) -> dict[str, Any]:
     """The keywords that make Unsloth's loader load weights of the type that these settings train in.
 
-    Unsloth loads bfloat16 where the card has it, and its trainer raises for fp16 settings only after loading.
-    Where every weight is trained, they are kept in 32 bits: a bfloat16 weight has 8 bits, so that an update below
-    0.4 % of it is rounded away, as nearly all are at the learning rates of full fine-tuning.
+    Its trainer would raise for fp16 settings only after loading. Where every weight is trained, they are kept in 32
+    bits: a bfloat16 weight has 8 bits, so that an update below 0.4 % of it, as nearly all are, is rounded away.
     """
     import torch
 
@@ -67,8 +64,7 @@ def load_plain(
     """Model and tokenizer by transformers, in 4 bits (NF4, double quantization) by bitsandbytes.
 
     The weights have the type that `settings` train in (`bf16`, `fp16`), or that the card has. Each process takes its
-    own card. Weights that will be sharded are not placed. GRPOConfig must then be made before, because DeepSpeed
-    splits them while they load.
+    own card. Weights that will be sharded are not placed; make GRPOConfig before, DeepSpeed splits them while they load.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
@@ -76,14 +72,12 @@ def load_plain(
     # weights that are all trained stay in 32 bits: see `weight_type`, and the scaler of fp16 needs it
     dtype = None if full_finetuning else half_type(precision() if settings is None else settings)
     dtype = dtype or torch.float32
-    quantization = BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
-    )
     card = int(os.environ.get("LOCAL_RANK", "0")) if torch.cuda.is_available() else "cpu"
-    place = None if sharded() else {"": card}
-    model = AutoModelForCausalLM.from_pretrained(
-        name, dtype=dtype, device_map=place, quantization_config=quantization if load_in_4bit else None
-    )
+    how = {"dtype": dtype, "device_map": None if sharded() else {"": card}}
+    if load_in_4bit:
+        nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": dtype}
+        how["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, **nf4)
+    model = AutoModelForCausalLM.from_pretrained(name, **how)
     tokenizer = AutoTokenizer.from_pretrained(name)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -114,8 +108,8 @@ def keep_packed(model: Any) -> Any:
 def adapter_in_32_bits(model: Any) -> None:
     """Puts what is trained back into float32; call it when the trainer is made.
 
-    TRL 1.14 casts the adapter of a 4-bit base to bfloat16, which has 8 bits for a number. At the learning rates of
-    real models nearly every update is rounded away. Sharded weights stay: their adapter must have the base's type.
+    TRL 1.14 casts the adapter of a 4-bit base to bfloat16, which rounds nearly every update away (see `weight_type`).
+    Sharded weights stay: their adapter must have the base's type.
     """
     import torch
 

@@ -1,7 +1,5 @@
 """The one place where a prompt is made: system prompt, worked examples, question, a begun answer, and the chat template."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,13 +61,10 @@ def question_of(prompt: Messages) -> str:
 def render(tokenizer: Any, messages: Messages, **options: Any) -> str:
     """The chat as the model sees it: ready for a new assistant turn, or inside one already begun.
 
-    Args:
-        options: for the chat template, such as Qwen3's `enable_thinking`.
+    `options`: for the chat template, such as Qwen3's `enable_thinking`.
     """
-    begun = is_begun(messages)
-    return tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=not begun, continue_final_message=begun, **options
-    )
+    how = {"add_generation_prompt": not is_begun(messages), "continue_final_message": is_begun(messages), **options}
+    return tokenizer.apply_chat_template(messages, tokenize=False, **how)
 
 
 def prompt_ids(tokenizer: Any, messages: Messages, **options: Any) -> list[int]:

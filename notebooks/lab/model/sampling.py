@@ -1,7 +1,5 @@
 """Completions of a model, in batches, with a seed."""
 
-from __future__ import annotations
-
 import bisect
 import contextlib
 import time
@@ -26,11 +24,9 @@ class Sampled:
 def sample(
     model: Any, tokenizer: Any, prompts: Sequence[Messages], *, progress: str | None = None, **decoding: Any
 ) -> list[list[Sampled]]:
-    """n completions for each prompt, in the prompts' order.
+    """n completions for each prompt, in the prompts' order; `decoding` as `sample_batches` takes it.
 
-    Args:
-        progress: text of a progress bar, or None for none.
-        decoding: n, temperature, max_new_tokens, batch_size, seed and stop, as `sample_batches` takes them.
+    `progress`: text of a progress bar, or None for none.
     """
     from tqdm.auto import tqdm
 
@@ -69,10 +65,8 @@ def sample_batches(
     if n > 1 and not temperature:
         raise ValueError("greedy decoding (temperature=0) gives one completion a prompt: use n=1 or a temperature")
     texts = [render(tokenizer, messages) for messages in prompts]
-    options = (
-        {"do_sample": True, "temperature": float(temperature), "top_k": 0} if temperature else {"do_sample": False}
-    )
-    options |= {"num_return_sequences": n, "max_new_tokens": max_new_tokens}
+    options = {"do_sample": bool(temperature), "num_return_sequences": n, "max_new_tokens": max_new_tokens}
+    options |= {"temperature": float(temperature), "top_k": 0} if temperature else {}
     for number, places in enumerate(batches(texts, n, batch_size)):
         if number not in skip:
             began = time.perf_counter()
@@ -89,19 +83,14 @@ def batches(texts: Sequence[str], n: int, batch_size: int) -> list[list[int]]:
 
 
 def generate_batch(
-    model: Any,
-    tokenizer: Any,
-    texts: Sequence[str],
-    seed: tuple[int, int],
-    stop: Sequence[str],
-    options: dict[str, Any],
+    model: Any, tokenizer: Any, texts: list[str], seed: tuple[int, int], stop: Sequence[str], options: dict[str, Any]
 ) -> list[Sampled]:
     """The completions of one batch of rendered prompts; those of a prompt stand together. `options`: of `generate`."""
     import torch
 
     side, tokenizer.padding_side = tokenizer.padding_side, "left"
     try:
-        batch = tokenizer(list(texts), return_tensors="pt", padding=True, add_special_tokens=False)
+        batch = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
     finally:
         tokenizer.padding_side = side
     batch = {name: values.to(model.device) for name, values in batch.items() if name != "token_type_ids"}
@@ -131,9 +120,8 @@ def plain_decoding(model: Any, ends: list[int], tokenizer: Any) -> Iterator[None
     """
     from transformers import GenerationConfig
 
-    plain = GenerationConfig(
-        eos_token_id=ends or None, pad_token_id=tokenizer.pad_token_id, bos_token_id=tokenizer.bos_token_id
-    )
+    marks = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.bos_token_id}
+    plain = GenerationConfig(eos_token_id=ends or None, **marks)
     owners = {id(one): one for one in (model, model.get_base_model() if hasattr(model, "get_base_model") else model)}
     kept = [(one, one.generation_config) for one in owners.values()]  # PEFT writes the adapter's over the base's
     for one, _ in kept:

@@ -19,8 +19,7 @@ from lab.read import health, run_record
 from lab.show import training_curves
 from lab.show.tables import readable
 from lab.train.callbacks import HealthMonitor
-from lab.train.recorder import RunRecorder
-from lab.train.stateful_callback import StatefulCallback
+from lab.train.recorder import RunRecorder, StatefulCallback
 
 DRAWING_SHARE = 0.02  # of the time: drawing waits until it costs less than that
 EVERY = 30  # seconds between two lines in a log file

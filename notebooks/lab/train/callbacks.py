@@ -1,7 +1,5 @@
 """Callbacks that watch a training: the adapter's checksums, the health monitor, held-out answers."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,15 +11,15 @@ from lab.data.columns import data_columns
 from lab.files import Row, read_jsonl, write_json, write_parquet
 from lab.measure.grading import score_groups
 from lab.model.policy import checksum
-from lab.model.prompts import render
+from lab.model.prompts import logged_prompt
 from lab.model.sampling import sample
 from lab.read import health
 from lab.read.run_record import BY_GROUP
 from lab.train import trl_internals
 from lab.train.process import random_states, set_random_states
-from lab.train.recorder import AdapterError, RunRecorder
-from lab.train.stateful_callback import StatefulCallback
+from lab.train.recorder import AdapterError, RunRecorder, StatefulCallback
 
+AFTER = 3  # steps that could teach
 NOT_SAVED = "These steps are worth nothing and were not saved; other settings, or RESUME = False, begin a new run."
 
 
@@ -29,17 +27,13 @@ class AdapterCheck(StatefulCallback):
     """Checks once, after the first steps that could teach, that the trained weights changed and the frozen base did not.
 
     Checksums of all tensors before the first step go to `start.json`. Both faults have happened: an adapter that no
-    gradient reached, and a 4-bit base that its own kernel repacked while training.
-
-    Raises (while training):
-        AdapterError: for either.
+    gradient reached, and a 4-bit base that its own kernel repacked while training. Either raises AdapterError.
     """
 
-    def __init__(self, run: RunRecorder, after: int = 3) -> None:
-        self.run, self.after, self.done, self.taught = run, after, False, 0
+    def __init__(self, run: RunRecorder) -> None:
+        self.run, self.done, self.taught = run, False, 0
 
     def _checksums(self) -> dict[str, dict[str, tuple[int, int]]]:
-        """The checksums of the tensors that learn and of the frozen ones."""
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         sums: dict[str, dict] = {"learns": {}, "frozen": {}}
         for name, p in model.named_parameters():
@@ -60,12 +54,11 @@ class AdapterCheck(StatefulCallback):
         spread = logs.get("frac_reward_zero_std") is None or logs["frac_reward_zero_std"] < 1
         taken = not self.trainer.accelerator.optimizer_step_was_skipped and np.isfinite(logs.get("grad_norm") or 0.0)
         self.taught += bool(logs.get("learning_rate", 0) > 0 and spread and taken)
-        if self.taught >= self.after or state.global_step >= state.max_steps:
-            self.done = True
+        if self.taught >= AFTER or state.global_step >= state.max_steps:
             self._compare()
 
     def _compare(self) -> None:
-        now, start = self._checksums(), self.start
+        self.done, now, start = True, self._checksums(), self.start
         moved, base = ([n for n, total in start[part].items() if now[part][n] != total] for part in start)
         n_learning = len(start["learns"])
         counts = {
@@ -88,11 +81,10 @@ class AdapterCheck(StatefulCallback):
 
 
 class HealthMonitor(StatefulCallback):
-    """Runs the rules of `lab.read.health` after every step, writes new findings down, and can stop the run.
+    """Runs the rules of `lab.read.health` after every step and writes new findings down.
 
-    Args:
-        correctness: names of the rewards that decide what is right.
-        stop: end the run, with a checkpoint, at the first critical finding.
+    `correctness`: names of the rewards that decide what is right. With `stop`, the first critical finding ends the
+    run, with a checkpoint.
     """
 
     def __init__(self, run: RunRecorder, correctness: Sequence[str], stop: bool = True) -> None:
@@ -121,10 +113,8 @@ class HealthMonitor(StatefulCallback):
             about = {"rule": finding.rule, "verdict": finding.verdict, "message": finding.message}
             self.run.add_event({"kind": "health", **about})
             if self.stop and finding.verdict == "critical":
-                self.run.stop(
-                    f"{finding.rule}: {finding.message}. {finding.advice} Other settings begin a new run; "
-                    "STOP_WHEN_CRITICAL = False goes on with this one"
-                )
+                way_out = "Other settings begin a new run; STOP_WHEN_CRITICAL = False goes on with this one"
+                self.run.stop(f"{finding.rule}: {finding.message}. {finding.advice} {way_out}")
                 self.run.apply_stop(control)
         self.reported = {finding.rule: finding.verdict for finding in self.findings}
 
@@ -139,9 +129,7 @@ class HeldOut(StatefulCallback):
     def __init__(self, run: RunRecorder, rows: Sequence[Row], tokenizer: Any, every: int, max_new_tokens: int) -> None:
         self.run, self.rows, self.tokenizer, self.every = run, list(rows), tokenizer, every
         self.max_new_tokens = max_new_tokens
-        # special tokens left out, as TRL keeps the prompts of training
-        ids = [tokenizer(render(tokenizer, row["prompt"]), add_special_tokens=False)["input_ids"] for row in self.rows]
-        self.prompts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        self.prompts = [logged_prompt(tokenizer, row["prompt"]) for row in self.rows]  # as in training
 
     def on_train_begin(self, args, state, control, **kwargs) -> None:
         evaluated = {row["step"] for row in read_jsonl(self.run.folder / "log.jsonl") if "eval_n" in row}

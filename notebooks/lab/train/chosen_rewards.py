@@ -4,8 +4,6 @@ The functions are those of `rewards.py` and of the person's own file, `my_reward
 `lab.train.reward_edits` loads rewards in a process of its own.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import inspect

@@ -1,7 +1,5 @@
 """The fields that GRPOConfig has here: their names, defaults, types and ranges."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import enum

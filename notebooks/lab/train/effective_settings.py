@@ -1,7 +1,5 @@
 """What the trainer made of the settings that were asked for."""
 
-from __future__ import annotations
-
 import enum
 import os
 from collections.abc import Mapping

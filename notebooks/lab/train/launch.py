@@ -6,8 +6,6 @@
 The script has the notebook's cells as they are; `--set` goes where papermill would put its parameters.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import os
@@ -42,20 +40,13 @@ def launch_training(nproc: int = 1, config: str = "ddp", parameters: dict[str, A
     how = config if on_gpu() else "gloo on the CPU"
     print(f"{relative(script)}: {nproc} process{'es' * (nproc > 1)}, {how}", flush=True)
     # in a session of its own: torchrun would end its processes at a Ctrl-C, within a step
-    process = subprocess.Popen(
-        launch_command(script, nproc, config),
-        env=launch_environment(nproc),
-        cwd=ROOT / "notebooks",
-        start_new_session=True,
-    )
+    where = {"env": launch_environment(nproc), "cwd": ROOT / "notebooks", "start_new_session": True}
+    process = subprocess.Popen(launch_command(script, nproc, config), **where)
     return wait_for_end(process, script.parent / "run" / STOP)
 
 
 def export_script(path: Path, parameters: dict[str, Any], notebook: str = "03_train_grpo") -> Path:
-    """Writes the notebook's code cells as a script, with these values after its parameters cell.
-
-    Raises ValueError for a name that the parameters cell does not have.
-    """
+    """Writes the notebook's code cells as a script, with these values after its parameters cell, which must have them."""
     import nbformat
 
     parts = [HEAD.format(notebook=notebook)]
@@ -66,8 +57,8 @@ def export_script(path: Path, parameters: dict[str, Any], notebook: str = "03_tr
             known = [node.targets[0].id for node in ast.parse(cell.source).body if isinstance(node, ast.Assign)]
             if unknown := [name for name in parameters if name not in known]:
                 raise ValueError(f"{notebook} has no parameter {unknown[0]!r}; it has: {', '.join(known)}.")
-            values = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
-            parts.append(f"# set for this launch\n{values}")
+            values = [f"{name} = {value!r}" for name, value in parameters.items()]
+            parts.append("\n".join(["# set for this launch", *values]))
     return write_text(path, "\n\n\n".join(parts) + "\n")
 
 
@@ -78,7 +69,6 @@ def on_gpu() -> bool:
 
 
 def launch_command(script: Path, nproc: int, config: str) -> list[str]:
-    """How to start the script in `nproc` processes."""
     if on_gpu():
         how = ["accelerate.commands.launch", "--config_file", f"{CONFIGS / config}.yaml", "--num_processes", str(nproc)]
     else:  # `accelerate launch --cpu --num_processes 2` silently runs one process

@@ -1,25 +1,23 @@
 """Rewards that are edited while they train: the files are watched, checked, and swapped in at the next batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 from lab.files import Row, write_text
 from lab.train import trl_internals
 from lab.train.chosen_rewards import load_sources, read_sources, source_hash
+from lab.train.recorder import StatefulCallback
 from lab.train.reward_edits import FILES, check_in_process, describe_error
-from lab.train.stateful_callback import StatefulCallback
 from rewards import completion_text, rename
 
 
 def kept_sources(run: Path, version: int = 1) -> dict[str, str]:
     """The texts that a run kept of a version of its rewards, by file name; of the first, those that it began with.
 
-    `load_choice(folder, kept_sources(run))` gives a resumed run the rewards it began with, even where the files are
+    `load_choice(folder, kept_sources(run))` gives a resumed run rewards that can be loaded, even where the files are
     broken by now. `LiveRewards.restore` then puts in the version of the checkpoint.
     """
     files = sorted((run / "rewards" / f"v{version}").glob("*.py"), reverse=True)  # the library first
@@ -35,39 +33,32 @@ class WatchedReward:
     version: int = 1
 
 
+@dataclass(eq=False)
 class LiveRewards(StatefulCallback):
     """Lets `my_rewards.py` and `rewards.py` be edited while GRPO trains with them.
 
     The files are read before each batch is generated. After an edit, a hash of its code says of each chosen reward
-    whether it changed. New versions must keep the contract on the last batch, in a process of their own with a time
-    limit. Then they go on under new metric names (`x_reward_v2`, with the same weight), and the other rewards stay the
-    same objects. Or the whole edit is refused with its error, and the old rewards go on until the next save. Accepted
-    texts are kept in `run/rewards/v2/`. Not watched: `scoring/`, other modules and data files that a reward reads.
+    whether it changed. New versions must keep the contract on the last batch, in a process of their own. Then they go
+    on under new metric names (`x_reward_v2`, with the same weight). Or the whole edit is refused with its error, and
+    the old rewards go on until the next save. Accepted texts are kept in `run/rewards/v2/`. Not watched: `scoring/`,
+    other modules and data files that a reward reads.
 
-    A resumed run goes on with the checkpoint's versions under their names. If the files say something else by then,
-    that is an edit like any other. Of several processes the first one looks, checks on its part of the batch, and
-    tells the others.
-
-    Args:
-        folder: where `my_rewards.py` is.
-        run: the run's folder.
-        on_event: called with a JSON-able dict for each reward that is changed or refused (see `_event`).
-        time_limit: seconds that the check of an edit may take.
-        say: called with one line for a person.
+    A resumed run goes on with the checkpoint's versions. If the files say something else by then, that is an edit like
+    any other. Of several processes the first one looks, checks on its part of the batch, and tells the others.
     """
 
-    def __init__(
-        self, folder: Path, run: Path, on_event: Callable, time_limit: float = 60, say: Callable = print
-    ) -> None:
-        self.folder, self.run, self.on_event = Path(folder), Path(run), on_event
-        self.time_limit, self.say = time_limit, say
-        self.version = 0  # of the kept texts
-        self.last: Row | None = None  # the last batch: rows, prompts, completions, completion_ids, scores
+    folder: Path  # where `my_rewards.py` is
+    run: Path  # the run's folder
+    on_event: Callable[[Row], Any]  # is told of each reward that is changed or refused (see `_event`)
+    time_limit: float = 60  # seconds that the check of an edit may take
+    say: Callable[[str], Any] = print  # gets one line for a person
+    version: int = field(default=0, init=False)  # of the kept texts
+    last: Row | None = field(default=None, init=False)  # batch: rows, prompts, completions, completion_ids, scores
 
-    def attach(self, trainer: Any) -> LiveRewards:
+    def attach(self, trainer: Any) -> Self:
         """Watches this trainer's rewards that `load_choice` gave. Raises ValueError where there is none."""
-        functions = dict(zip(trainer.reward_func_names, trainer.reward_funcs))
-        functions = {name: function for name, function in functions.items() if hasattr(function, "loaded")}
+        named = zip(trainer.reward_func_names, trainer.reward_funcs)
+        functions = {name: function for name, function in named if hasattr(function, "loaded")}
         if not functions:
             raise ValueError("this trainer has no reward from chosen_rewards.load_choice: there is nothing to watch")
         # A library reward is one object, however often it was loaded. A person's own tells which load it was.
@@ -83,8 +74,8 @@ class LiveRewards(StatefulCallback):
     def _score_and_keep(self, score: Callable, rows: Any, prompts: Any, completions: Any, completion_ids: Any) -> Any:
         scores = score(rows, prompts, completions, completion_ids)
         if self.trainer.model.training:  # an edit is not checked on an evaluation
-            call = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
-            self.last = {"rows": rows, **call, "scores": scores}
+            self.last = {"rows": rows, "prompts": prompts, "completions": completions, "scores": scores}
+            self.last["completion_ids"] = completion_ids
         return scores
 
     @property
@@ -176,8 +167,8 @@ class LiveRewards(StatefulCallback):
     def _install(self, watched: WatchedReward, function: Any, name: str) -> None:
         i, names = watched.index, self.trainer.reward_func_names
         trl_internals.forget_columns(self.trainer, names[i])  # TRL would go on writing the old column
-        self.trainer.reward_funcs[i] = function if function.__name__ == name else rename(function, name)
         names[i] = name
+        self.trainer.reward_funcs[i] = function if function.__name__ == name else rename(function, name)
 
     def _event(self, kind: str, reward: str, **more: Any) -> Row:
         """What happened to a reward, before the step of that number was generated.
@@ -217,23 +208,18 @@ class LiveRewards(StatefulCallback):
     def restore(self, state: Row) -> None:
         """Goes on with the versions of a `state()`: after `attach`, before training. An empty one changes nothing.
 
-        Raises:
-            ValueError: where the trainer has other rewards than the checkpoint, or a kept text is gone.
+        Raises ValueError where the trainer has other rewards than the checkpoint, or a kept text is gone.
         """
         if not state:
             return
         if state["rewards"].keys() != self.watched.keys():
             there, here = ", ".join(state["rewards"]), ", ".join(self.watched)
             raise ValueError(f"the checkpoint was trained with {there}, this trainer has {here}: choose the same")
-        sources = kept_sources(self.run, state["version"])
-        if list(sources) != state["files"]:
-            folder = self.run / "rewards" / f"v{state['version']}"
+        self.version, self.tried = state["version"], kept_sources(self.run, state["version"])
+        if list(self.tried) != state["files"]:
+            folder = self.run / "rewards" / f"v{self.version}"
             raise ValueError(f"{folder} has not all of {', '.join(state['files'])}, the checkpoint's rewards.")
-        same = sources == self.loaded.sources
-        self.loaded = self.loaded if same else load_sources(self.folder, sources)
+        self.loaded = load_sources(self.folder, self.tried)
         for name, kept in state["rewards"].items():
-            watched = self.watched[name]
-            watched.version, watched.variable = kept["version"], kept["variable"]
-            if not same or kept["name"] != self.trainer.reward_func_names[watched.index]:
-                self._install(watched, self.loaded.find(name, watched.variable), kept["name"])
-        self.version, self.tried = state["version"], sources
+            watched = self.watched[name] = WatchedReward(kept["index"], kept["variable"], kept["version"])
+            self._install(watched, self.loaded.find(name, watched.variable), kept["name"])

@@ -1,7 +1,5 @@
 """An estimate of a training's peak memory, from the model's config and the settings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,18 +22,17 @@ def memory_estimate(
 ) -> pd.DataFrame:
     """What a run on one card needs, by parts: columns `bytes`, `size`, `when`, `formula`.
 
-    The peak is what is always there plus the larger of generating and training, which take turns.
-    `.attrs`: `total_bytes` (that peak), `free_bytes` of this machine, and `warning`, empty where it fits.
+    `.attrs`: `total_bytes` (the peak: what is always there plus the larger of generating and training, which take
+    turns), `free_bytes` of this machine, and `warning`, empty where it fits.
 
     Base, adapter and KV cache are exact for dense models. Activations and logits are estimates for plain TRL, and an
     upper bound for Unsloth, which calculates logits in chunks. vLLM's own share of the card is not counted.
-    Without bf16 and fp16 a weight counts 4 bytes; on a CPU with native bfloat16 Unsloth loads it in 2.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
     run, text = RunSettings(settings), model_config.get_text_config()
-    width = 2 if run["bf16"] or run["fp16"] else 4
+    width = 2 if run["bf16"] or run["fp16"] else 4  # on a CPU with native bfloat16 Unsloth loads 2 bytes a weight
     held = 4 if full_finetuning else width  # all weights learn: they are kept in 32 bits
     with torch.device("meta"):  # shapes only: a fraction of a second, whatever the model's size
         model = AutoModelForCausalLM.from_config(text)
@@ -97,10 +94,9 @@ def base_bytes(model: Any, load_in_4bit: bool, width: int) -> tuple[int, int]:
 
 
 def kv_cache_bytes(text: Any, sequences: int, tokens: int, width: int) -> int:
-    """Bytes of keys and values at the end of a generation.
+    """Bytes of keys and values at the end of a generation (Kwon et al. 2023, "PagedAttention", section 3).
 
-    2 × layers × kv_heads × head_dim × width × tokens × sequences (Kwon et al. 2023, "PagedAttention", section 3). A
-    layer with a sliding window keeps window − 1 tokens, as transformers' DynamicCache does; a linear-attention or
+    A layer with a sliding window keeps window − 1 tokens, as transformers' DynamicCache does; a linear-attention or
     recurrent layer keeps no tokens.
     """
     window = getattr(text, "sliding_window", None)
@@ -124,9 +120,8 @@ def activation_bytes(text: Any, tokens: int, width: int, checkpointing: bool) ->
     """Bytes kept for the backward pass of `tokens` tokens: an estimate, good to a factor of two.
 
     Counted as in Korthikanti et al. 2022 ("Reducing Activation Recomputation", section 4.1), for RMS norms, rotated
-    queries and keys, attention that keeps no score matrix and a gated MLP: in a layer, a token keeps
-    6·hidden + 6·queries + 4·kv + 4·intermediate values. With checkpointing, each layer keeps its input, and one layer
-    at a time all of it. (Torch saves 0.9 of the estimate in tiny Llama, Qwen2 and Gemma 3 models in 32 bits.)
+    queries and keys, attention that keeps no score matrix and a gated MLP. With checkpointing, each layer keeps its
+    input, and one layer at a time all of it.
     """
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     inner = max(inner) if isinstance(inner, (list, tuple)) else inner

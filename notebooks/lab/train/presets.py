@@ -6,8 +6,6 @@ how long and how boldly to train. Your own values come on top of both, and the r
     plan_training("auto", starter=False, num_generations=4).table()
 """
 
-from __future__ import annotations
-
 import importlib.util
 import math
 from collections.abc import Mapping
@@ -107,6 +105,12 @@ REAL = {
     "learning_rate": Setting(1e-5, "GRPO's usual rate for an adapter on any card; 1e-4 and above tends to collapse"),
     "max_completion_length": Setting(512, "room for reasoning; look at the share of cut completions before raising it"),
 }
+# What some losses need besides their name; see `loss_type` in GRPOConfig's documentation.
+NEEDED_BY_LOSS = {
+    "dr_grpo": ("scale_rewards", "none", "Dr. GRPO (Liu et al. 2025) takes out the division by the spread"),
+    "cispo": ("epsilon_high", 5.0, "CISPO caps the weight itself: 5 in the ScaleRL paper, 0.2 would cap all"),
+    "luspo": ("importance_sampling_level", "sequence", "LUSPO is a loss of whole sequences"),
+}
 FULL = {
     "load_in_4bit": Setting(False, "4-bit weights cannot be trained"),
     "fast_inference": Setting(False, "Unsloth refuses vLLM together with full fine-tuning"),
@@ -142,9 +146,8 @@ class TrainingPlan:
     def table(self) -> pd.DataFrame:
         """One row a setting: `value` (as text), `why`, and `from`: preset, model or yours."""
         text = lambda value: f"{value:g}" if isinstance(value, float) else str(value)
-        lines = {name: (text(row.value), row.why, row.source) for name, row in self.rows.items()}
-        frame = pd.DataFrame.from_dict(lines, orient="index", columns=["value", "why", "from"])
-        return frame.rename_axis("setting")
+        lines = [(name, text(row.value), row.why, row.source) for name, row in self.rows.items()]
+        return pd.DataFrame(lines, columns=["setting", "value", "why", "from"]).set_index("setting")
 
 
 def plan_training(
@@ -187,7 +190,10 @@ def plan_training(
         why = "all groups as one batch: a model of 2 million parameters has room for it"
         put(rows, "groups_per_batch", rows["prompts_per_step"].value, why, "model")
     follow_the_card(rows, backend)
-    follow_the_loss(rows)
+    if is_yours(rows, "epsilon"):
+        put(rows, "epsilon_high", rows["epsilon"].value, "follows epsilon")
+    if rows["loss_type"].value in NEEDED_BY_LOSS:
+        put(rows, *NEEDED_BY_LOSS[rows["loss_type"].value])
     decide_on_vllm(rows, backend)
     steps = rows["max_steps"].value
     why = "a tenth of the steps, five at most: the optimiser finds its scale"
@@ -199,14 +205,14 @@ def plan_training(
 def choose_preset(name: str = "auto") -> str:
     """The preset's name; `auto` goes by the smallest visible card, and by whether it has bfloat16.
 
-    A card between two sizes gets the smaller preset. Raises ValueError for a name that there is not.
+    Raises ValueError for a name that there is not.
     """
     import torch
 
+    if name not in (*PRESETS, "auto"):
+        there = f"the presets are {', '.join(PRESETS)}, or auto"
+        raise ValueError(f"There is no preset {name!r}: {right_name(name, [*PRESETS, 'auto'], there)}")
     if name != "auto":
-        if name not in PRESETS:
-            there = f"the presets are {', '.join(PRESETS)}, or auto"
-            raise ValueError(f"There is no preset {name!r}: {right_name(name, [*PRESETS, 'auto'], there)}")
         return name
     if not torch.cuda.is_available():
         return "cpu"
@@ -242,19 +248,6 @@ def follow_the_card(rows: dict[str, Setting], backend: str) -> None:
             put(rows, "use_cpu", True, "plain TRL takes a CPU only when told to")
 
 
-def follow_the_loss(rows: dict[str, Setting]) -> None:
-    """What some losses need besides their name; see `loss_type` in GRPOConfig's documentation."""
-    if is_yours(rows, "epsilon"):
-        put(rows, "epsilon_high", rows["epsilon"].value, "follows epsilon")
-    match rows["loss_type"].value:
-        case "dr_grpo":
-            put(rows, "scale_rewards", "none", "Dr. GRPO (Liu et al. 2025) takes out the division by the spread")
-        case "cispo":
-            put(rows, "epsilon_high", 5.0, "CISPO caps the weight itself: 5 in the ScaleRL paper, 0.2 would cap all")
-        case "luspo":
-            put(rows, "importance_sampling_level", "sequence", "LUSPO is a loss of whole sequences")
-
-
 def vllm_available() -> bool:
     """Whether vLLM can be imported (it is not imported for that) and there is a CUDA card to run it."""
     import torch
@@ -266,11 +259,11 @@ def decide_on_vllm(rows: dict[str, Setting], backend: str) -> None:
     """vLLM where it is wanted and there; raises ValueError where you asked for it and it is not there."""
     asked = next((name for name in ("fast_inference", "use_vllm") if is_yours(rows, name)), None)
     wanted = rows[asked or "fast_inference"].value
-    if asked and wanted and not vllm_available():
-        raise ValueError(f"{asked}=True needs a CUDA card and `pip install vllm`: leave it out.")
     if asked:
         put(rows, "fast_inference", wanted, f"follows {asked}")
-    elif wanted and not vllm_available():
+    if wanted and not vllm_available():
+        if asked:
+            raise ValueError(f"{asked}=True needs a CUDA card and `pip install vllm`: leave it out.")
         put(rows, "fast_inference", False, "vllm is not installed: plain generation")
     share = rows.pop("gpu_memory_utilization", Setting(0.4, "vLLM's share of the card"))
     if rows["fast_inference"].value:
@@ -286,8 +279,8 @@ def split_into_batches(rows: dict[str, Setting], world_size: int) -> None:
     """The two batch fields of one process from prompts and group size, or what is left of them after your own."""
     group, prompts = rows["num_generations"].value, rows["prompts_per_step"].value
     if prompts % world_size:
-        way_out = f"take a multiple of {world_size}"
-        raise ValueError(f"prompts_per_step = {prompts} cannot be shared by {world_size} processes: {way_out}.")
+        shared = f"cannot be shared by {world_size} processes: take a multiple of {world_size}"
+        raise ValueError(f"prompts_per_step = {prompts} {shared}.")
     prompts //= world_size
     total = group * prompts
     most = rows.pop("groups_per_batch").value  # from here on the two batch fields say it

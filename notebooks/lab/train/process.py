@@ -1,7 +1,5 @@
 """The training process itself: package versions, memory, random states, and what rewards print."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform
@@ -20,9 +18,7 @@ MOST_PRINTED = 20_000  # characters of what rewards print in a step that are kep
 
 
 def package_versions() -> dict[str, str]:
-    """The version of Python and of each package that a run depends on."""
-    found = {name: version_of(name) or "not installed" for name in PACKAGES}
-    return {"python": platform.python_version(), **found}
+    return {"python": platform.python_version()} | {name: version_of(name) or "not installed" for name in PACKAGES}
 
 
 def peak_memory() -> Row:

@@ -1,7 +1,5 @@
 """The record of a run: what it is, its log and completions, its checkpoints, how it ended and how it goes on."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import signal
@@ -9,16 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
-from transformers import PrinterCallback
+from transformers import PrinterCallback, TrainerCallback
 
 from lab.data.columns import as_one_type, data_columns
 from lab.files import STOP, Row, append_jsonl, read_json, read_jsonl, relative, write_json, write_parquet
 from lab.train import process, run_folder, trl_internals
-from lab.train.stateful_callback import StatefulCallback
 
 RESERVE = 256 * 1024  # bytes held back for the last words of a run whose disk is full
 LITTLE_DISK = 20_000_000  # bytes: below it a failed write is blamed on the disk
@@ -30,6 +27,25 @@ class TrainingError(RuntimeError):
 
 class AdapterError(TrainingError):
     """What was to learn did not change, or what was to stay did: the steps taken are worth nothing."""
+
+
+class StatefulCallback(TrainerCallback):
+    """A TrainerCallback that knows its trainer, and whose state is saved with every checkpoint."""
+
+    trainer: Any = None
+
+    def attach(self, trainer: Any) -> Self:
+        """Adds itself to the trainer's callbacks."""
+        self.trainer = trainer
+        trainer.add_callback(self)
+        return self
+
+    def state(self) -> Row:
+        """What a resumed run needs to go on as if it had never stopped; JSON-able."""
+        return {}
+
+    def restore(self, state: Row) -> None:
+        """Takes back what `state` returned when the checkpoint was saved."""
 
 
 def duplicate_share(groups: Sequence[Sequence[str]]) -> float:
@@ -44,18 +60,14 @@ def duplicate_share(groups: Sequence[Sequence[str]]) -> float:
 class RunRecorder(StatefulCallback):
     """Records one run in its folder (see `lab.train.run_folder`), and resumes an unfinished one.
 
-    Attach it first, with the other callbacks: a step's completions and row are then on disk before another callback
-    looks at them.
+    It attaches itself before the other callbacks: a step's completions and row are on disk before one looks at them.
 
     Args:
-        folder: the run's folder.
         about: what the run is: its `model`, `data`, `requested` settings, `rewards` and `steering`.
         resume: whether an unfinished run with the same settings goes on; "force" even where another process seems to
             be training it.
 
-    Raises:
-        RunningError: where another process trains in this folder.
-        TrainingError: where the disk is full.
+    Raises RunningError where another process trains in this folder, TrainingError where the disk is full.
     """
 
     def __init__(self, folder: Path, about: Row, resume: bool | str = True) -> None:
@@ -66,11 +78,10 @@ class RunRecorder(StatefulCallback):
         self.printed, self.prompt_tokens = process.StdoutTee(), []
         self._check_disk(LITTLE_DISK)
         with process.one_process_first() as first:
-            path = run_folder.open_folder(folder, about, resume) if first else run_folder.last_checkpoint(folder)
-        self.path = path
+            self.path = run_folder.open_folder(folder, about, resume) if first else run_folder.last_checkpoint(folder)
         with contextlib.suppress(OSError):  # a disk that has filled since is reported by `attach`
             (folder / ".reserve").write_bytes(b"\0" * RESERVE)
-        self.record = read_json(folder / "run.json", run_folder.MADE_BY) if path else {}
+        self.record = read_json(folder / "run.json", run_folder.MADE_BY) if self.path else {}
         self.name = self.record.get("name") or time.strftime("grpo-%Y%m%d-%H%M%S")
         self.attempts = self.record.get("attempts", [])
         for attempt in self.attempts:
@@ -79,7 +90,7 @@ class RunRecorder(StatefulCallback):
 
     @property
     def checkpoint(self) -> str | None:
-        """For `trainer.train(resume_from_checkpoint=…)`: None for a new run."""
+        """For `trainer.train`: None for a new run."""
         return str(self.path) if self.path else None
 
     @property
@@ -92,11 +103,10 @@ class RunRecorder(StatefulCallback):
         """Whether this process writes: one of all."""
         return self.trainer is None or self.trainer.is_world_process_zero()
 
-    def attach(self, trainer: Any, *callbacks: StatefulCallback | None) -> RunRecorder:
+    def attach(self, trainer: Any, *callbacks: StatefulCallback | None) -> Self:
         """Adds itself and the other callbacks to the trainer, and removes the one that prints every step.
 
-        Raises:
-            TrainingError: where the checkpoints will not fit on the disk.
+        Raises TrainingError where the checkpoints will not fit on the disk.
         """
         super().attach(trainer)
         trainer.remove_callback(PrinterCallback)
@@ -114,14 +124,11 @@ class RunRecorder(StatefulCallback):
         return self
 
     @contextlib.contextmanager
-    def recording(self) -> Iterator[RunRecorder]:
+    def recording(self) -> Iterator[Self]:
         """Around `trainer.train(…)`: however training ends, `run.json` says how, and the run can go on.
 
         Ctrl-C (and SIGTERM) ends the training after the step; a second one at once. An error or an interrupt in the
-        middle of a step saves the state before that step, so that nothing is lost.
-
-        Raises:
-            TrainingError: from the error that ended the training.
+        middle of a step saves the state before that step, so that nothing is lost. An error raises TrainingError.
         """
         try:
             with stop_signals(self._on_signal):
@@ -173,7 +180,7 @@ class RunRecorder(StatefulCallback):
         table = {"step": [self.trainer.state.global_step] * size, "group": np.arange(size) // n}
         table |= {"prompt": batch["prompt"], "completion": batch["completion"]}
         table |= {name: batch["rewards"][name] for name in self.trainer.reward_func_names}
-        table["advantage"] = batch["advantages"]
+        table |= {"advantage": batch["advantages"]}
         for name, values in batch["extra"].items():
             if name not in table and len(values) == size:  # a reward's column does not replace one of ours
                 table[name] = as_one_type(values)
@@ -185,21 +192,14 @@ class RunRecorder(StatefulCallback):
             return
         step, ended = self.trainer.state.global_step, {"status": status, "reason": self.reason}
         seconds = round(time.time() - self.started, 1)
-        attempt = {"from_step": self.start_step, "to_step": step, "seconds": seconds, **ended}
-        attempts = [*self.attempts, attempt]
-        arguments, n_processes = self.trainer.args.to_dict(), self.trainer.accelerator.num_processes
-        self.record = {
-            **ended,
-            "steps": step,
-            "seconds": round(sum(attempt["seconds"] for attempt in attempts), 1),
-            "name": self.name,
-            **self.about,
-            # without the tokens of hubs and trackers; max_tokens and its like stay
-            "effective": {k: value for k, value in arguments.items() if "token" not in k or "tokens" in k},
-            "versions": process.package_versions(),
-            "process": {**process.this_process(), "processes": n_processes, "peak_memory": process.peak_memory()},
-            "attempts": attempts,
-        }
+        attempts = [*self.attempts, {"from_step": self.start_step, "to_step": step, "seconds": seconds, **ended}]
+        seconds = round(sum(attempt["seconds"] for attempt in attempts), 1)
+        # without the tokens of hubs and trackers; max_tokens and its like stay
+        arguments = {k: v for k, v in self.trainer.args.to_dict().items() if "token" not in k or "tokens" in k}
+        processes = {"processes": self.trainer.accelerator.num_processes, "peak_memory": process.peak_memory()}
+        self.record = {**ended, "steps": step, "seconds": seconds, "name": self.name, **self.about}
+        self.record |= {"effective": arguments, "versions": process.package_versions()}
+        self.record |= {"process": process.this_process() | processes, "attempts": attempts}
         write_json(self.folder / "run.json", self.record)
 
     def on_train_begin(self, args, state, control, **kwargs) -> None:
@@ -248,12 +248,12 @@ class RunRecorder(StatefulCallback):
         logs = {} if logs is None else logs
         if not getattr(args, "beta", 1):
             logs.pop("kl", None)  # Unsloth's trainer on a GPU logs a 0 where no KL is measured
-        if not self.is_main_process:
-            return
-        if "reward" in logs:
-            write_parquet(self.completions(), self.folder / f"completions/completions_{state.global_step:05d}.parquet")
-            self._write_printed(state.global_step)
-        append_jsonl(self.folder / "log.jsonl", {"step": state.global_step, **logs})
+        step = state.global_step
+        if "reward" in logs and self.is_main_process:
+            write_parquet(self.completions(), self.folder / f"completions/completions_{step:05d}.parquet")
+            self._write_printed(step)
+        if self.is_main_process:
+            append_jsonl(self.folder / "log.jsonl", {"step": step, **logs})
 
     def on_save(self, args, state, control, **kwargs) -> None:
         self.trainer.accelerator.wait_for_everyone()  # the other processes' random states belong to it
@@ -291,8 +291,7 @@ class RunRecorder(StatefulCallback):
 
     def _check_disk(self, needed: int) -> None:
         place = next(path for path in (self.folder, *self.folder.parents) if path.exists())
-        free = shutil.disk_usage(place).free
-        if free < needed:
+        if (free := shutil.disk_usage(place).free) < needed:
             raise TrainingError(
                 f"There are {free / 1e6:.0f} MB of disk left for {relative(self.folder)}. Its record and checkpoints "
                 f"need about {needed / 1e6:.0f} MB: free some, or set OUTPUTS to another disk. Nothing was changed."
@@ -331,9 +330,7 @@ class RunRecorder(StatefulCallback):
     def _how_to_go_on(self) -> str:
         last, folder = run_folder.last_checkpoint(self.folder), relative(self.folder)
         if last is None:
-            return (
-                f"There is no checkpoint yet; what was recorded is in {folder}. Run the notebook again to start anew."
-            )
+            return f"There is no checkpoint yet; the record is in {folder}. Run the notebook again to start anew."
         return f"All is kept in {folder}. Run the notebook again: it goes on after step {run_folder.step_of(last)}."
 
     def _on_signal(self, number: int, frame: Any) -> None:
@@ -347,10 +344,8 @@ class RunRecorder(StatefulCallback):
 @contextlib.contextmanager
 def stop_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
     """Ctrl-C and SIGTERM go to this handler. Outside of the main thread, where Python refuses that, nothing changes."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:

@@ -3,8 +3,6 @@
 `check_in_process` starts a process that runs `run_check`, so this module imports nothing slow.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import functools

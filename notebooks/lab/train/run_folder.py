@@ -17,8 +17,6 @@ A step's completions are written before its row, and each file is written whole 
 read after a kill at any moment, and each row has its completions.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -45,11 +43,8 @@ class RunningError(RuntimeError):
 def open_folder(folder: Path, about: Row, resume: bool | str = True, say: Callable[[str], None] = print) -> Path | None:
     """Makes the run's folder ready; returns the checkpoint to go on from, or None for a new run.
 
-    An unfinished run with the same settings goes on (`max_steps` may grow). Otherwise the old folder is kept
-    beside the new one under its date.
-
-    Raises:
-        RunningError: where another process trains here, unless `resume` is "force".
+    An unfinished run with the same settings goes on (`max_steps` may grow). Otherwise the old folder is kept beside the
+    new one under its date. Raises RunningError where another process trains here, unless `resume` is "force".
     """
     if resume != "force":
         refuse_second_writer(folder)
@@ -102,8 +97,7 @@ def _checkpoint_to_resume(folder: Path, about: Row, say: Callable[[str], None]) 
     except (OSError, ValueError):
         return None  # no run, or one whose record is damaged: it is kept beside the new one
     longer = about["requested"]["max_steps"] > record["requested"]["max_steps"]
-    unfinished = record.get("status") in ("training", "stopped", "interrupted", "failed")
-    if not (unfinished or (record.get("status") == "finished" and longer)):
+    if record["status"] == "finished" and not longer:
         return None
     changed, checkpoint = setting_differences(record, about), last_checkpoint(folder)
     if changed:
@@ -138,18 +132,15 @@ def _compared_settings(about: Row) -> Row:
 def rewind(folder: Path, step: int) -> int:
     """Moves everything after `step` to `discarded/`; returns how many steps that were."""
     place = unused(folder / "discarded" / time.strftime("%Y%m%d-%H%M%S"))
+    lost = {row["step"] for row in read_jsonl(folder / "log.jsonl") if "reward" in row and row["step"] > step}
     for path in [*folder.glob("completions/*"), *folder.glob("held_out/*")]:
         if path.suffix == ".tmp" or step_of(path) > step:
             (place / path.parent.name).mkdir(parents=True, exist_ok=True)
             path.rename(place / path.parent.name / path.name)
-    lost = set()
     for path in filter(Path.exists, (folder / name for name in ("log.jsonl", "events.jsonl", "printed.jsonl"))):
         kept, gone = [], []
         for row in read_jsonl(path):
-            later = row.get("step", 0) > step
-            (gone if later else kept).append(json.dumps(row, ensure_ascii=False) + "\n")
-            if later and "reward" in row and path.name == "log.jsonl":
-                lost.add(row["step"])
+            (gone if row.get("step", 0) > step else kept).append(json.dumps(row, ensure_ascii=False) + "\n")
         if gone:
             write_text(place / path.name, "".join(gone))
         write_text(path, "".join(kept))
@@ -169,7 +160,7 @@ def step_of(path: Path) -> int:
 
 def seal(checkpoint: Path, state: Row) -> None:
     """Marks a checkpoint as whole, with the sizes of its files and the state of the callbacks."""
-    files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
+    files = filter(Path.is_file, sorted(checkpoint.rglob("*")))
     sizes = {str(path.relative_to(checkpoint)): path.stat().st_size for path in files}
     write_json(checkpoint / COMPLETE, {"sizes": sizes, "state": state})
 

@@ -4,8 +4,6 @@ TRL refuses some of them only after minutes of loading. Others nobody refuses: o
 a class that changes a batch that holds no whole groups. `lab.train.config_fields` looks at each field by itself.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

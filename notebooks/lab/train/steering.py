@@ -1,34 +1,34 @@
 """What changes while a run goes on: the sampling temperature and the reward weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from lab.train.stateful_callback import StatefulCallback
+from lab.train.recorder import StatefulCallback
 from lab.train.trl_internals import add_metric, generates_next, set_temperature
 
 MEMORY = 0.9  # of the running mean of a reward's success: it looks back about ten steps
+BOUND = 2.0  # the largest factor of an adaptive weight
+Stage = tuple[int, Mapping[str, float]]  # a step, and the weights from there on
 
 
 class TemperatureAnnealing(StatefulCallback):
-    """Linear from `start` at the first step to `end` at step `steps` (the last one), then constant.
+    """Linear from `start` at the first step to `end` at the last one.
 
     High at first, to explore; low at last, to settle. The log-probabilities are taken at the temperature of the
     samples, so it only changes where a new batch is sampled: a second pass over a batch (`num_iterations` > 1) still
     uses the temperature that it was sampled at. Raises ValueError for 0 or less.
     """
 
-    def __init__(self, start: float, end: float | None = None, steps: int | None = None) -> None:
-        self.start, self.end, self.steps = start, start if end is None else end, steps
+    def __init__(self, start: float, end: float | None = None) -> None:
+        self.start, self.end = start, start if end is None else end
         if min(self.start, self.end) <= 0:
             raise ValueError("A temperature must be above 0: greedy completions of a group are all the same.")
 
     def at(self, step: int, last: int) -> float:
         """The temperature of the step that comes after `step` finished ones."""
-        share = min(1.0, step / max(1, (self.steps or last) - 1))
+        share = min(1.0, step / max(1, last - 1))
         return self.start + (self.end - self.start) * share
 
     def on_step_begin(self, args, state, control, **kwargs) -> None:
@@ -47,26 +47,17 @@ class RewardWeights(StatefulCallback):
         stages: `[(step, {reward: weight}), …]`: from that step on these weights hold; a reward that a
             stage does not name has weight 0 in it, and is still scored and logged.
         adaptive: whether a reward with little success gains weight and one with much loses it. The
-            factor is `bound ** (1 - 2 * success)`: `bound` where success is 0, 1 at one half and
-            1 / bound where every completion has full score. Success is the running mean of the score's
-            place in the reward's range. Negative weights (penalties) stay as they are.
-        bound: the factor's largest value, at least 1.
+            factor is `BOUND ** (1 - 2 * success)`: `BOUND` where success is 0, 1 at one half and
+            1 / `BOUND` where every completion has full score. Success is the running mean of the
+            score's place in the reward's range. Negative weights (penalties) stay as they are.
 
     Raises ValueError for a stage that names an unknown reward, or whose weights are all 0.
     """
 
-    def __init__(
-        self,
-        weights: Mapping[str, float],
-        stages: Sequence[tuple[int, Mapping[str, float]]] | None = None,
-        adaptive: bool = False,
-        bound: float = 2.0,
-    ) -> None:
-        self.names, self.adaptive, self.bound = list(weights), adaptive, bound
+    def __init__(self, weights: Mapping[str, float], stages: Sequence[Stage] | None = None, adaptive: bool = False):
+        self.names, self.adaptive = list(weights), adaptive
         self.stages = sorted([(0, weights), *(stages or [])], key=lambda stage: stage[0])
         self.success: list[float | None] = [None] * len(self.names)
-        if bound < 1:
-            raise ValueError(f"bound is the largest factor of a weight, at least 1, not {bound:g}.")
         for step, given in self.stages:
             if unknown := [name for name in given if name not in self.names]:
                 there = ", ".join(self.names)
@@ -81,7 +72,7 @@ class RewardWeights(StatefulCallback):
         if not self.adaptive:
             return weights
         fixed = lambda weight, success: success is None or weight < 0
-        factors = [1.0 if fixed(w, s) else self.bound ** (1 - 2 * s) for w, s in zip(weights, self.success)]
+        factors = [1.0 if fixed(w, s) else BOUND ** (1 - 2 * s) for w, s in zip(weights, self.success)]
         return [weight * factor for weight, factor in zip(weights, factors)]
 
     def on_step_begin(self, args, state, control, **kwargs) -> None:

@@ -1,7 +1,5 @@
 """REPORT_TO: TensorBoard, Trackio and W&B write beside our own files, and need no network."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Iterator, Sequence

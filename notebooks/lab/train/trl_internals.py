@@ -3,8 +3,6 @@
 Written for TRL 1.14, transformers 5.17 and Unsloth 2026.10. `missing_members` says what another version lacks.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -49,10 +47,7 @@ def add_metric(trainer: Any, name: str, value: float) -> None:
 
 
 def last_batch(trainer: Any) -> Mapping[str, Any]:
-    """What TRL keeps of the last batch: `prompt`, `completion`, `rewards` (by name), `advantages`, and `extra` columns.
-
-    TRL fills it at every step, whether `log_completions` is on or not.
-    """
+    """What TRL keeps of every batch: `prompt`, `completion`, `rewards` (by name), `advantages`, and `extra` columns."""
     return trainer._logs
 
 
@@ -84,10 +79,9 @@ def add_columns(trainer: Any, columns: Mapping[str, Sequence]) -> None:
 
 
 def continue_epoch_order(trainer: Any, finished_epochs: int) -> None:
-    """Lets a run that is resumed in a later epoch take the prompts in that epoch's order.
+    """Lets a run that is resumed in a later epoch take the prompts in that epoch's order, not in the first one's.
 
-    TRL's sampler draws the order of each epoch from one generator, which no checkpoint keeps. A resumed run would
-    begin with the order of the first epoch again.
+    TRL's sampler draws the order of each epoch from one generator, which no checkpoint keeps.
     """
     import torch
 
@@ -111,8 +105,7 @@ def load_adapter(trainer: Any, checkpoint: Path) -> None:
     """Loads the trained adapter of a checkpoint.
 
     TRL keeps a second adapter, `ref`, for the KL term. The Trainer of transformers 5.17 finds its folder in the
-    checkpoint and loads `ref` alone. Without this the run would go on from a fresh adapter, with the old optimizer's
-    state and no message.
+    checkpoint and loads `ref` alone: the run would go on from a fresh adapter, without a message.
     """
     from peft import PeftModel, set_peft_model_state_dict
     from safetensors.torch import load_file
@@ -135,8 +128,8 @@ def set_training_mode(trainer: Any, training: bool) -> None:
 def set_temperature(trainer: Any, temperature: float) -> None:
     """Everywhere that TRL keeps it: log-probabilities, `generate`, its overriding keywords, vLLM."""
     trainer.temperature = trainer.args.temperature = temperature
-    for holder in (getattr(trainer, "generation_config", None), getattr(trainer, "vllm_generation", None)):
-        if holder is not None:
+    for name in ("generation_config", "vllm_generation"):
+        if (holder := getattr(trainer, name, None)) is not None:
             holder.temperature = temperature
     if hasattr(trainer, "generation_kwargs"):
         trainer.generation_kwargs["temperature"] = temperature
@@ -146,11 +139,8 @@ def continue_prefilled(trainer: Any) -> None:
     """Lets the policy continue an assistant turn that the prompt has begun.
 
     TRL 1.14 renders every prompt with `add_generation_prompt=True`, which would close the turn and open a second one.
-    Prompts that end with another role are left to TRL. The rewards put the beginning back before they score
-    (`rewards.assistant_prefix`).
-
-    Raises (while training):
-        ValueError: where some prompts end with an assistant's turn and some do not.
+    Prompts that end with another role are left to TRL; a mixture raises ValueError. The rewards put the beginning back
+    before they score (`rewards.assistant_prefix`).
     """
     plain = trainer._tokenize_prompts
 
@@ -160,14 +150,8 @@ def continue_prefilled(trainer: Any) -> None:
             return plain(prompts)
         if not all(begun):
             raise ValueError("Some prompts end with an assistant's turn and some do not: prefill all of them or none.")
-        rendered = trainer.processing_class.apply_chat_template(
-            conversation=prompts,
-            continue_final_message=True,
-            add_generation_prompt=False,
-            tokenize=True,
-            return_dict=True,
-            **trainer.chat_template_kwargs,
-        )
-        return rendered["input_ids"], None, {}
+        how = {"continue_final_message": True, "add_generation_prompt": False, "tokenize": True, "return_dict": True}
+        how |= {"conversation": prompts, **trainer.chat_template_kwargs}
+        return trainer.processing_class.apply_chat_template(**how)["input_ids"], None, {}
 
     trainer._tokenize_prompts = tokenize
