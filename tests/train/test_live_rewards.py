@@ -340,7 +340,7 @@ def test_a_reward_may_use_everything_that_trl_gives(tmp_path):
 
 
 def test_an_edit_is_refused_where_a_column_cannot_be_handed_to_the_checker(run):
-    run.live.last["rows"] = [{"prompt": "p", "answer": "12", "odd": lambda: 1}] * 4
+    run.live.batch["columns"]["odd"] = [lambda: 1] * 4
     run.edit("LIMIT = 5", "LIMIT = 8")
     run.trainer.step()
     assert "the check cannot be run" in run.errors[0] and run.names == ALL

@@ -40,7 +40,7 @@ def real(request):
 
 
 def estimate(config, **changes):
-    how = dict(max_prompt_tokens=20, load_in_4bit=False, lora_rank=8) | {
+    how = dict(max_prompt_tokens=20, load_in_4bit=False, lora_rank=8, full_finetuning=False) | {
         key: changes.pop(key) for key in list(changes) if key in ("load_in_4bit", "lora_rank", "full_finetuning")
     }
     settings = dict(

@@ -23,7 +23,7 @@ def machine(monkeypatch):
 
     def make(card, *memory, vllm=False):
         monkeypatch.setattr(presets, "precision", lambda: dict(card))
-        monkeypatch.setattr(presets, "vllm_available", lambda: vllm)
+        monkeypatch.setattr(presets.importlib.util, "find_spec", lambda name: object() if vllm else None)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(memory))
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(memory))
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(total_memory=memory[i]))
@@ -244,14 +244,9 @@ def test_vllm_is_used_only_where_it_is_there_and_not_by_default_on_a_t4(machine)
         plan_training("24gb", starter=False, fast_inference=True)
 
 
-def test_vllm_without_a_card_is_not_available(monkeypatch):
-    monkeypatch.setattr(presets.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert not presets.vllm_available()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert presets.vllm_available()
-    monkeypatch.setattr(presets.importlib.util, "find_spec", lambda name: None)
-    assert not presets.vllm_available()
+def test_vllm_without_a_card_is_not_available(machine):
+    machine(NO_CARD, vllm=True)
+    assert not plan_training("24gb", starter=False)["fast_inference"]
 
 
 def test_plain_trl_on_a_cpu_is_told_so(machine):

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from lab.data import columns
 from lab.files import read_jsonl
 from lab.model import policy
-from lab.train import process, recorder, run_folder
+from lab.train import recorder, run_folder
 from lab.train.recorder import TrainingError
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -127,7 +127,7 @@ def test_the_log_has_what_we_steer_and_measure(whole):
 
 
 def talkative(prompts, completions, completion_ids, log_extra, log_metric, **columns):
-    print(f"scoring {len(completions)}\x00", "x" * 2 * process.MOST_PRINTED)
+    print(f"scoring {len(completions)}\x00", "x" * 2 * recorder.MOST_PRINTED)
     log_extra("words", [str(completion[0]["content"].split()[:2]) for completion in completions])
     for taken in ("advantage", "step", "group"):
         log_extra(taken, ["not theirs"] * len(completions))
@@ -143,7 +143,7 @@ def test_what_a_reward_prints_and_logs_is_kept_by_step_and_still_shown(tmp_path,
     )
     printed = read_jsonl(run.folder / "printed.jsonl")
     assert [row["step"] for row in printed] == [1, 2] and printed[0]["text"].startswith("scoring 8\x00 xxx")
-    assert len(printed[0]["text"]) < process.MOST_PRINTED + 50 and printed[0]["text"].endswith("characters more")
+    assert len(printed[0]["text"]) < recorder.MOST_PRINTED + 50 and printed[0]["text"].endswith("characters more")
     assert capsys.readouterr().out.count("scoring 8") == 2, "kept, and passed on"
     table = pd.read_parquet(run.folder / "completions/completions_00002.parquet")
     assert (

@@ -4,6 +4,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from lab.files import STARTER_POLICY
 
 GPU_MODEL = "unsloth/Qwen2.5-1.5B-Instruct"
@@ -11,12 +13,7 @@ GPU_CODER = "unsloth/Qwen2.5-Coder-1.5B-Instruct"
 
 
 def choose_model(name: str = "auto", on_gpu: str = GPU_MODEL) -> str:
-    """The model to load. `auto` is a real instruct model on a CUDA GPU and the starter policy elsewhere.
-
-    `starter` is that policy on any machine; any other name stays as it is.
-    """
-    import torch
-
+    """The model to load: `auto` is a real one on a CUDA GPU, else the starter policy (`starter`); other names stay."""
     if name not in ("auto", "starter"):
         return name
     return on_gpu if name == "auto" and torch.cuda.is_available() else str(STARTER_POLICY)
@@ -24,8 +21,6 @@ def choose_model(name: str = "auto", on_gpu: str = GPU_MODEL) -> str:
 
 def precision() -> dict[str, bool]:
     """GRPOConfig's `bf16`/`fp16` for this machine: bf16 where the card has it, fp16 on a T4 or V100."""
-    import torch
-
     if not torch.cuda.is_available():
         return {"bf16": False, "fp16": False}
     bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -34,8 +29,6 @@ def precision() -> dict[str, bool]:
 
 def half_type(settings: Mapping[str, Any]) -> Any:
     """torch's type for `bf16` or `fp16`; None where neither is on."""
-    import torch
-
     return torch.bfloat16 if settings.get("bf16") else torch.float16 if settings.get("fp16") else None
 
 
@@ -45,8 +38,6 @@ def weight_type(settings: Mapping[str, Any], full_finetuning: bool = False) -> d
     Its trainer would raise for fp16 settings only after loading. Where every weight is trained, they are kept in 32
     bits: a bfloat16 weight has 8 bits, so that an update below 0.4 % of it, as nearly all are, is rounded away.
     """
-    import torch
-
     if not torch.cuda.is_available():
         return {"dtype": torch.float32} if full_finetuning else {}
     half = {"dtype": half_type(settings)} if half_type(settings) else {}
@@ -66,7 +57,6 @@ def load_plain(
     The weights have the type that `settings` train in (`bf16`, `fp16`), or that the card has. Each process takes its
     own card. Weights that will be sharded are not placed; make GRPOConfig before, DeepSpeed splits them while they load.
     """
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
     # weights that are all trained stay in 32 bits: see `weight_type`, and the scaler of fp16 needs it
@@ -96,8 +86,8 @@ def load_plain_adapter(folder: Any, load_in_4bit: bool = True) -> tuple[Any, Any
 def keep_packed(model: Any) -> Any:
     """The 4-bit model with its weights left as they are packed.
 
-    bitsandbytes 0.50 repacks them in place at the first forward pass without gradients on a CPU with AVX512-BF16.
-    The backward pass after that is wrong.
+    On a CPU with AVX512-BF16, bitsandbytes 0.50 repacks them in place at the first forward pass without gradients. The
+    backward pass after that is wrong.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -111,8 +101,6 @@ def adapter_in_32_bits(model: Any) -> None:
     TRL 1.14 casts the adapter of a 4-bit base to bfloat16, which rounds nearly every update away (see `weight_type`).
     Sharded weights stay: their adapter must have the base's type.
     """
-    import torch
-
     for parameter in model.parameters() if not sharded() else ():
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
             parameter.data = parameter.data.float()
@@ -120,8 +108,6 @@ def adapter_in_32_bits(model: Any) -> None:
 
 def checksum(tensor: Any) -> tuple[int, int]:
     """Two sums over a tensor's bytes, the second sensitive to their places."""
-    import torch
-
     plain, placed = 0, 0
     for part in tensor.detach().contiguous().view(-1).view(torch.uint8).split(1 << 22):  # 8 bytes for each at a time
         part = part.to(torch.int64)

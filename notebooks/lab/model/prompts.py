@@ -59,10 +59,7 @@ def question_of(prompt: Messages) -> str:
 
 
 def render(tokenizer: Any, messages: Messages, **options: Any) -> str:
-    """The chat as the model sees it: ready for a new assistant turn, or inside one already begun.
-
-    `options`: for the chat template, such as Qwen3's `enable_thinking`.
-    """
+    """The chat as the model sees it; `options`: for the chat template, such as Qwen3's `enable_thinking`."""
     how = {"add_generation_prompt": not is_begun(messages), "continue_final_message": is_begun(messages), **options}
     return tokenizer.apply_chat_template(messages, tokenize=False, **how)
 

@@ -24,10 +24,7 @@ class Sampled:
 def sample(
     model: Any, tokenizer: Any, prompts: Sequence[Messages], *, progress: str | None = None, **decoding: Any
 ) -> list[list[Sampled]]:
-    """n completions for each prompt, in the prompts' order; `decoding` as `sample_batches` takes it.
-
-    `progress`: text of a progress bar, or None for none.
-    """
+    """n completions for each prompt, in their order; `decoding`: see `sample_batches`; `progress`: text of a bar."""
     from tqdm.auto import tqdm
 
     groups: list[list[Sampled]] = [[] for _ in prompts]
@@ -122,14 +119,14 @@ def plain_decoding(model: Any, ends: list[int], tokenizer: Any) -> Iterator[None
 
     marks = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.bos_token_id}
     plain = GenerationConfig(eos_token_id=ends or None, **marks)
-    owners = {id(one): one for one in (model, model.get_base_model() if hasattr(model, "get_base_model") else model)}
-    kept = [(one, one.generation_config) for one in owners.values()]  # PEFT writes the adapter's over the base's
-    for one, _ in kept:
+    owners = [model, model.get_base_model() if hasattr(model, "get_base_model") else model]
+    kept = {one: one.generation_config for one in owners}  # PEFT writes the adapter's over the base's
+    for one in kept:
         one.generation_config = plain
     try:
         yield
     finally:
-        for one, config in kept:
+        for one, config in kept.items():
             one.generation_config = config
 
 

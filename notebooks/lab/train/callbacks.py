@@ -60,24 +60,15 @@ class AdapterCheck(StatefulCallback):
     def _compare(self) -> None:
         self.done, now, start = True, self._checksums(), self.start
         moved, base = ([n for n, total in start[part].items() if now[part][n] != total] for part in start)
-        n_learning = len(start["learns"])
-        counts = {
-            "moved": len(moved),
-            "of": n_learning,
-            "base_changed": len(base),
-            "base_tensors": len(start["frozen"]),
-        }
+        n_learning, n_frozen = len(start["learns"]), len(start["frozen"])
+        counts = {"moved": len(moved), "of": n_learning, "base_changed": len(base), "base_tensors": n_frozen}
         self.run.add_event({"kind": "adapter_check", **counts})
         if base:
-            raise AdapterError(
-                f"The frozen base changed at {base[0]} ({len(base)} tensors): the adapter would be merged into another "
-                f"base than the one it was trained on. Load the model with Unsloth, or without 4 bit.\n{NOT_SAVED}"
-            )
+            fault = f"The frozen base changed at {base[0]} ({len(base)} tensors): the adapter does not fit it any more"
+            raise AdapterError(f"{fault}. Load the model with Unsloth, or without 4 bit.\n{NOT_SAVED}")
         if self.taught and not moved:
-            raise AdapterError(
-                f"None of {n_learning} trained tensors moved in {self.taught} steps with a learning rate and a signal: "
-                f"no gradient reaches the adapter. Check its target modules and gradient checkpointing.\n{NOT_SAVED}"
-            )
+            fault = f"None of {n_learning} trained tensors moved in {self.taught} steps: no gradient reaches them"
+            raise AdapterError(f"{fault}. Check its target modules and gradient checkpointing.\n{NOT_SAVED}")
 
 
 class HealthMonitor(StatefulCallback):

@@ -32,10 +32,7 @@ def known_rewards(folder: Path) -> dict[str, RewardFunction]:
 
 
 def save_choice(folder: Path, weights: dict[str, float]) -> dict:
-    """Writes `rewards.json`: the rewards with a weight other than 0, and a hash of their source.
-
-    Raises ValueError for a name that no reward has, or where nothing is chosen.
-    """
+    """Writes `rewards.json`: the rewards with a weight other than 0 (ValueError: none), and a hash of their source."""
     sources = current_sources(folder)
     known = load_sources(folder, sources).known
     if unknown := [name for name in weights if name not in known]:
@@ -55,12 +52,9 @@ def save_choice(folder: Path, weights: dict[str, float]) -> dict:
 
 
 def load_choice(folder: Path, sources: dict[str, str] | None = None) -> tuple[list[RewardFunction], list[float], dict]:
-    """(functions, weights, record) of `rewards.json`; the functions are those of `current_sources`.
+    """(functions, weights, record) of `rewards.json`; the functions are those of `current_sources`, or of `sources`.
 
     Each function remembers in `loaded` what it was loaded from: `LiveRewards` compares an edit with that.
-
-    Args:
-        sources: texts to use instead of the files, by file name: those that a run has kept, to resume it.
     """
     record = read_json(folder / "rewards.json", MADE_BY)
     loaded = load_sources(folder, sources or current_sources(folder))
@@ -105,10 +99,7 @@ class LoadedRewards:
         return names.get(id(function)) or names.get(id(function.function))  # a plain function that was adopted
 
     def find(self, name: str, variable: str | None) -> RewardFunction:
-        """The reward of this metric name; else the one bound to this variable, whose options or name are new.
-
-        Raises ValueError where there is neither.
-        """
+        """The reward of this metric name; else the one bound to this variable, whose options or name are new."""
         there = [vars(module).get(variable) for module in self.modules]
         if reward := self.known.get(name) or next((one for one in there if isinstance(one, RewardFunction)), None):
             return reward
@@ -135,18 +126,14 @@ def rewards_in(module: ModuleType) -> dict[str, RewardFunction]:
     by_name: dict[str, RewardFunction] = {}
     adopted = [value.function for value in vars(module).values() if isinstance(value, RewardFunction)]
     for name, value in vars(module).items():
-        if any(value is function for function in adopted):
-            continue  # it is there as a reward already
-        if inspect.isfunction(value) and value.__module__ == module.__name__:
+        is_own = inspect.isfunction(value) and value.__module__ == module.__name__
+        if is_own and not any(value is function for function in adopted):  # else it is there as a reward already
             parameters = inspect.signature(value).parameters
             if name.endswith("_reward") and "completion" in parameters:
                 raise ValueError(f"{name} is not a reward yet: put @reward on the line above its def.")
             value = rewards.adopt(value) if "completions" in parameters else None
-        if not isinstance(value, RewardFunction):
-            continue
-        if by_name.get(value.__name__, value) is not value:
+        if isinstance(value, RewardFunction) and by_name.setdefault(value.__name__, value) is not value:
             raise ValueError(f"two rewards are called {value.__name__}: rename(reward, 'name') gives one another name.")
-        by_name[value.__name__] = value
     return by_name
 
 

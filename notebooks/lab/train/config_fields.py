@@ -86,10 +86,7 @@ def live_defaults() -> dict[str, Any]:
 
 
 def field_problems(settings: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> Iterator[str]:
-    """What is wrong with single fields: a name that GRPOConfig does not have, a value of the wrong type or range.
-
-    `more`: types of settings that are no fields of it.
-    """
+    """What is wrong with single fields: name, type or range. `more`: types of settings that GRPOConfig does not have."""
     from trl import GRPOConfig  # only now: unsloth must be imported before it
 
     hints = {**typing.get_type_hints(pristine(GRPOConfig)), **(more or {})}

@@ -28,19 +28,16 @@ def effective_settings(requested: Mapping[str, Any], args: Any) -> pd.DataFrame:
     """
     defaults = {**trl_defaults(), "bf16": not getattr(args, "fp16", False)}  # TRL's own None means that
     requested = {name: value for name, value in requested.items() if value is not None}
-    rows = {}
-    for name, value in requested.items():
-        effective = getattr(args, name, ABSENT)
-        changed = "" if mean_the_same(name, value, effective) else CHANGED
-        shown = ("(hidden)",) * 2 if name == "hub_token" else (value, effective)
-        rows[name] = (*shown, defaults.get(name, "–"), changed)
-    for name, default in defaults.items():
-        effective = getattr(args, name, default)
-        if name not in requested and name not in FILLED_IN and not mean_the_same(name, default, effective):
-            rows[name] = ("–", effective, default, CHANGED)
-    columns = ["requested", "effective", "TRL's default", "changed"]
-    frame = pd.DataFrame.from_dict({name: map(str, map(plain, row)) for name, row in rows.items()}, orient="index")
-    return frame.set_axis(columns, axis=1).rename_axis("setting") if rows else pd.DataFrame(columns=columns)
+    rows = []
+    for name in {**requested, **defaults}:
+        default = defaults.get(name, "–")
+        effective = getattr(args, name, ABSENT if name in requested else default)
+        changed = "" if mean_the_same(name, requested.get(name, default), effective) else CHANGED
+        if name in requested or (changed and name not in FILLED_IN):
+            shown = ("(hidden)",) * 2 if name == "hub_token" else (requested.get(name, "–"), effective)
+            rows.append((name, *(str(plain(value)) for value in (*shown, default, changed))))
+    columns = ["setting", "requested", "effective", "TRL's default", "changed"]
+    return pd.DataFrame(rows, columns=columns).set_index("setting")
 
 
 def mean_the_same(name: str, one: Any, other: Any) -> bool:

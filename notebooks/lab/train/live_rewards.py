@@ -53,7 +53,7 @@ class LiveRewards(StatefulCallback):
     time_limit: float = 60  # seconds that the check of an edit may take
     say: Callable[[str], Any] = print  # gets one line for a person
     version: int = field(default=0, init=False)  # of the kept texts
-    last: Row | None = field(default=None, init=False)  # batch: rows, prompts, completions, completion_ids, scores
+    batch: Row | None = field(default=None, init=False)  # the last one: arguments of `call_as_trl`
 
     def attach(self, trainer: Any) -> Self:
         """Watches this trainer's rewards that `load_choice` gave. Raises ValueError where there is none."""
@@ -67,6 +67,7 @@ class LiveRewards(StatefulCallback):
         self.tried: dict[str, str] | str = self.loaded.sources
         index, variable = trainer.reward_func_names.index, self.loaded.variable
         self.watched = {name: WatchedReward(index(name), variable(f)) for name, f in functions.items()}
+        self.is_first = trainer.accelerator.process_index == 0
         trainer.reward_funcs = list(trainer.reward_funcs)  # TRL keeps the caller's list: that one stays as it is
         trl_internals.wrap_scoring(trainer, self._score_and_keep)
         return super().attach(trainer)
@@ -74,22 +75,21 @@ class LiveRewards(StatefulCallback):
     def _score_and_keep(self, score: Callable, rows: Any, prompts: Any, completions: Any, completion_ids: Any) -> Any:
         scores = score(rows, prompts, completions, completion_ids)
         if self.trainer.model.training:  # an edit is not checked on an evaluation
-            self.last = {"rows": rows, "prompts": prompts, "completions": completions, "scores": scores}
-            self.last["completion_ids"] = completion_ids
+            names = rows[0].keys() - {"prompt", "completion", "completion_ids"}
+            self.batch = {"prompts": prompts, "completions": [completion_text(one) for one in completions]}
+            self.batch |= {"columns": {name: [row[name] for row in rows] for name in names}}
+            self.batch |= {"completion_ids": completion_ids}
+            self.scores = scores
         return scores
 
-    @property
-    def _is_first(self) -> bool:
-        return self.trainer.accelerator.process_index == 0
-
     def on_train_begin(self, args, state, control, **kwargs) -> None:
-        if self._is_first and not self.version:
+        if self.is_first and not self.version:
             self._keep(self.loaded.sources)
 
     def on_step_begin(self, args, state, control, **kwargs) -> None:
         if not trl_internals.generates_next(self.trainer):
             return  # this step goes on with completions that were scored before
-        edit = self._look() if self._is_first else None
+        edit = self._look() if self.is_first else None
         if self.trainer.accelerator.num_processes > 1:
             from accelerate.utils import broadcast_object_list
 
@@ -111,7 +111,11 @@ class LiveRewards(StatefulCallback):
         for file in self.loaded.sources:
             if not sources.get(file, "").strip():  # an editor may just be writing it
                 return self._refuse({FILES: f"{file} is {'empty' if file in sources else 'not there any more'}"})
-        results = check_in_process(self._job(sources), self.time_limit)
+        batch = self.batch and {**self.batch, "trainer_state": SimpleNamespace(**vars(self.trainer.state))}
+        job = {"sources": sources, "before": self.loaded.sources, "folder": str(self.folder), "batch": batch}
+        job["rewards"] = {name: watched.variable for name, watched in self.watched.items()}
+        job["columns"] = getattr(self.trainer.train_dataset, "column_names", None)
+        results = check_in_process(job, self.time_limit)
         if errors := {name: result["error"] for name, result in results.items() if result["error"]}:
             return self._refuse(errors)
         if not results:
@@ -122,20 +126,6 @@ class LiveRewards(StatefulCallback):
         except (Exception, SystemExit) as error:
             return self._refuse({FILES: describe_error(error)})
         return {"sources": sources, "results": results}
-
-    def _job(self, sources: dict[str, str]) -> Row:
-        """The job of `check_in_process`."""
-        batch = None
-        if self.last:
-            names = self.last["rows"][0].keys() - {"prompt", "completion", "completion_ids"}
-            batch = {name: self.last[name] for name in ("prompts", "completion_ids")}
-            batch["columns"] = {name: [row[name] for row in self.last["rows"]] for name in names}
-            batch["completions"] = [completion_text(completion) for completion in self.last["completions"]]
-            batch["trainer_state"] = SimpleNamespace(**vars(self.trainer.state))
-        variables = {name: watched.variable for name, watched in self.watched.items()}
-        columns = getattr(self.trainer.train_dataset, "column_names", None)
-        job = {"sources": sources, "before": self.loaded.sources, "rewards": variables, "folder": str(self.folder)}
-        return {**job, "columns": columns, "batch": batch}
 
     def _refuse(self, errors: dict[str, str]) -> None:
         for name, error in errors.items():
@@ -154,11 +144,11 @@ class LiveRewards(StatefulCallback):
             while (new := f"{function.__name__}_v{watched.version}") in self.trainer.reward_func_names:
                 watched.version += 1  # a reward that is called so by its author
             about = {"range": [function.low, function.high], "failed": result["failed"]}
-            about["sources"] = f"rewards/v{self.version}"
-            event = self._event("reward_changed", name, name=new, mean_after=result["mean"], **about)
+            about |= {"sources": f"rewards/v{self.version}", "mean_after": result["mean"], "name": new}
+            event = self._event("reward_changed", name, **about)
             watched.variable = self.loaded.variable(function)
             self._install(watched, function, new)
-            if self._is_first:
+            if self.is_first:
                 self.on_event(event)
                 means = (event["mean_before"], event["mean_after"])
                 change = " → ".join("–" if mean is None else f"{mean:.3f}" for mean in means)
@@ -179,11 +169,11 @@ class LiveRewards(StatefulCallback):
         `source_sha256`: of the edited files. For a change also `range`, `failed` (completions it could not score)
         and `sources` (the folder in the run where the texts are kept).
         """
-        was, mean, n = None, None, len(self.last["prompts"]) if self.last else 0
+        was, mean, n = None, None, len(self.batch["prompts"]) if self.batch else 0
         if reward:
             index, first = self.watched[reward].index, self.trainer.accelerator.process_index * n
             was = self.trainer.reward_func_names[index]
-            scores = self.last["scores"][first : first + n, index].tolist() if self.last else []
+            scores = self.scores[first : first + n, index].tolist() if n else []
             known = [score for score in scores if score == score]  # TRL writes a None as NaN
             mean = sum(known) / len(known) if known else None
         # the log counts so: the step that is about to begin
@@ -206,10 +196,7 @@ class LiveRewards(StatefulCallback):
         return {"version": self.version, "files": list(self.loaded.sources), "rewards": rewards}
 
     def restore(self, state: Row) -> None:
-        """Goes on with the versions of a `state()`: after `attach`, before training. An empty one changes nothing.
-
-        Raises ValueError where the trainer has other rewards than the checkpoint, or a kept text is gone.
-        """
+        """Goes on with the versions of a `state()`: after `attach`, before training. An empty one changes nothing."""
         if not state:
             return
         if state["rewards"].keys() != self.watched.keys():

@@ -1,10 +1,11 @@
 """An estimate of a training's peak memory, from the model's config and the settings."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
+import torch
 
+from lab.files import Row
 from lab.train.settings_check import RunSettings
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -12,13 +13,7 @@ FULL_ENOUGH = 0.90  # of the free memory; the rest goes to fragments and to what
 
 
 def memory_estimate(
-    model_config: Any,
-    *,
-    settings: Mapping[str, Any],
-    max_prompt_tokens: int,
-    load_in_4bit: bool = True,
-    lora_rank: int = 16,
-    full_finetuning: bool = False,
+    model_config: Any, settings: Row, max_prompt_tokens: int, load_in_4bit: bool, lora_rank: int, full_finetuning: bool
 ) -> pd.DataFrame:
     """What a run on one card needs, by parts: columns `bytes`, `size`, `when`, `formula`.
 
@@ -28,7 +23,6 @@ def memory_estimate(
     Base, adapter and KV cache are exact for dense models. Activations and logits are estimates for plain TRL, and an
     upper bound for Unsloth, which calculates logits in chunks. vLLM's own share of the card is not counted.
     """
-    import torch
     from transformers import AutoModelForCausalLM
 
     run, text = RunSettings(settings), model_config.get_text_config()
@@ -76,8 +70,6 @@ def memory_estimate(
 
 def linear_layers(model: Any) -> dict[str, Any]:
     """By name, all linear layers but the output layer, which neither 4 bits nor the adapter touch."""
-    import torch
-
     head = model.get_output_embeddings()
     return {name: one for name, one in model.named_modules() if isinstance(one, torch.nn.Linear) and one is not head}
 
@@ -137,6 +129,5 @@ def as_size(count: float) -> str:
 def free_bytes() -> int:
     """Bytes free now on the CUDA card, or of this machine's memory."""
     import psutil
-    import torch
 
     return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else psutil.virtual_memory().available

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
+import torch
 
 from lab.model.policy import precision
 from lab.train.config_fields import field_problems, right_name
@@ -164,7 +165,6 @@ def plan_training(
 
     Args:
         starter: the bundled starter policy is trained, not a real model.
-        full_finetuning: train all weights, not an adapter.
         backend: `unsloth`, or `trl` for plain TRL and PEFT.
         world_size: processes that share a step; each takes its share of the prompts.
         more, yours: any setting of the preset or field of GRPOConfig; None means "by the preset".
@@ -203,12 +203,7 @@ def plan_training(
 
 
 def choose_preset(name: str = "auto") -> str:
-    """The preset's name; `auto` goes by the smallest visible card, and by whether it has bfloat16.
-
-    Raises ValueError for a name that there is not.
-    """
-    import torch
-
+    """The preset's name; `auto` goes by the smallest visible card, and by whether it has bfloat16."""
     if name not in (*PRESETS, "auto"):
         there = f"the presets are {', '.join(PRESETS)}, or auto"
         raise ValueError(f"There is no preset {name!r}: {right_name(name, [*PRESETS, 'auto'], there)}")
@@ -248,20 +243,13 @@ def follow_the_card(rows: dict[str, Setting], backend: str) -> None:
             put(rows, "use_cpu", True, "plain TRL takes a CPU only when told to")
 
 
-def vllm_available() -> bool:
-    """Whether vLLM can be imported (it is not imported for that) and there is a CUDA card to run it."""
-    import torch
-
-    return torch.cuda.is_available() and importlib.util.find_spec("vllm") is not None
-
-
 def decide_on_vllm(rows: dict[str, Setting], backend: str) -> None:
     """vLLM where it is wanted and there; raises ValueError where you asked for it and it is not there."""
     asked = next((name for name in ("fast_inference", "use_vllm") if is_yours(rows, name)), None)
     wanted = rows[asked or "fast_inference"].value
     if asked:
         put(rows, "fast_inference", wanted, f"follows {asked}")
-    if wanted and not vllm_available():
+    if wanted and not (torch.cuda.is_available() and importlib.util.find_spec("vllm")):
         if asked:
             raise ValueError(f"{asked}=True needs a CUDA card and `pip install vllm`: leave it out.")
         put(rows, "fast_inference", False, "vllm is not installed: plain generation")
@@ -292,9 +280,8 @@ def split_into_batches(rows: dict[str, Setting], world_size: int) -> None:
     put(rows, BATCH[0], size, f"completions at once: {size / group:g} × {group} of a group")
     put(rows, BATCH[1], steps, f"such batches in one update: {size * steps} completions{shared}")
     if size * steps != total and is_yours(rows, "prompts_per_step"):
-        raise ValueError(
-            f"prompts_per_step = {prompts}{shared} with groups of {group} is {total} completions, but your batches hold "
-            f"{size} × {steps} = {size * steps}: leave one of the three out."
-        )
+        asked = f"prompts_per_step = {prompts}{shared} with groups of {group} is {total} completions"
+        held = f"{size} × {steps} = {size * steps}"
+        raise ValueError(f"{asked}, but your batches hold {held}: leave one of the three out.")
     if size * steps != total:  # your batches decide, then, how many prompts there are
         put(rows, "prompts_per_step", size * steps * world_size / group, "what your batches hold")

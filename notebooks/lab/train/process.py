@@ -14,7 +14,6 @@ from lab.files import Row
 from lab.setup import version_of
 
 PACKAGES = "torch transformers trl peft bitsandbytes datasets accelerate unsloth unsloth_zoo vllm".split()
-MOST_PRINTED = 20_000  # characters of what rewards print in a step that are kept
 
 
 def package_versions() -> dict[str, str]:
@@ -22,10 +21,8 @@ def package_versions() -> dict[str, str]:
 
 
 def peak_memory() -> Row:
-    """The most memory that this process held at once, in `bytes`.
-
-    `of` says what was measured: the `card` (torch's tensors on it, and as `reserved` what torch claimed for them), or
-    without a card the `process`. `bytes` is None where the system does not say (Windows).
+    """The most `bytes` held at once, `of` the `card` (torch's tensors; `reserved`: what it claimed for them) or of the
+    `process`; None where the system does not say (Windows).
     """
     import torch
 
@@ -60,7 +57,7 @@ def is_running(process: Mapping[str, Any]) -> bool:
 
 
 def world_size() -> int:
-    """How many processes train together: more than one under torchrun or accelerate launch."""
+    """How many processes train together, under torchrun or accelerate launch."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -81,8 +78,8 @@ def random_states() -> Row:
     """The state of every random generator that training draws from, as the trainer saves it."""
     import torch
 
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
-    return {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.get_rng_state(), "cuda": cuda}
+    cpu, cuda = torch.get_rng_state(), torch.cuda.get_rng_state_all()  # without a card an empty list
+    return {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": cpu, "cuda": cuda}
 
 
 def set_random_states(states: Row) -> None:
@@ -91,32 +88,15 @@ def set_random_states(states: Row) -> None:
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["cpu"])
-    if states["cuda"] is not None:
-        torch.cuda.set_rng_state_all(states["cuda"])
+    torch.cuda.set_rng_state_all(states["cuda"])
 
 
-class StdoutTee:
-    """Passes on what is printed, and keeps the beginning of it. Otherwise it behaves as the standard output does."""
-
-    def __init__(self) -> None:
-        self.kept, self.left_out, self.out = "", 0, sys.stdout
-
-    @contextlib.contextmanager
-    def capture(self) -> Iterator[None]:
-        self.out = self.out if sys.stdout is self else sys.stdout  # a notebook has another one in every cell
-        with contextlib.redirect_stdout(self):
-            yield
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.out, name)
-
-    def write(self, text: str) -> int:
-        room = MOST_PRINTED - len(self.kept)
-        self.kept, self.left_out = self.kept + text[:room], self.left_out + len(text[room:])
-        return self.out.write(text)
-
-    def take(self) -> str:
-        """What was kept since the last call."""
-        text = self.kept + (f"\n… and {self.left_out:,} characters more" if self.left_out else "")
-        self.kept, self.left_out = "", 0
-        return text
+@contextlib.contextmanager
+def keep_printed(kept: list[str]) -> Iterator[None]:
+    """Adds what is printed to `kept`; it is shown as ever."""
+    out, write = sys.stdout, sys.stdout.write
+    out.write = lambda text: kept.append(text) or write(text)
+    try:
+        yield
+    finally:
+        out.write = write

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 import pandas as pd
+import torch
 from transformers import PrinterCallback, TrainerCallback
 
 from lab.data.columns import as_one_type, data_columns
@@ -18,6 +19,7 @@ from lab.files import STOP, Row, append_jsonl, read_json, read_jsonl, relative, 
 from lab.train import process, run_folder, trl_internals
 
 RESERVE = 256 * 1024  # bytes held back for the last words of a run whose disk is full
+MOST_PRINTED = 20_000  # characters of what rewards print in a step that are kept
 LITTLE_DISK = 20_000_000  # bytes: below it a failed write is blamed on the disk
 
 
@@ -75,10 +77,12 @@ class RunRecorder(StatefulCallback):
         self.callbacks: list[StatefulCallback] = []
         self.reason: str | None = None
         self.in_optimizer, self.between_batches = False, True
-        self.printed, self.prompt_tokens = process.StdoutTee(), []
+        self.printed, self.prompt_tokens = [], []
         self._check_disk(LITTLE_DISK)
         with process.one_process_first() as first:
             self.path = run_folder.open_folder(folder, about, resume) if first else run_folder.last_checkpoint(folder)
+        self.checkpoint = str(self.path) if self.path else None  # for `trainer.train`
+        self.start_step = run_folder.step_of(self.path) if self.path else 0
         with contextlib.suppress(OSError):  # a disk that has filled since is reported by `attach`
             (folder / ".reserve").write_bytes(b"\0" * RESERVE)
         self.record = read_json(folder / "run.json", run_folder.MADE_BY) if self.path else {}
@@ -89,38 +93,23 @@ class RunRecorder(StatefulCallback):
         self.started = time.time()
 
     @property
-    def checkpoint(self) -> str | None:
-        """For `trainer.train`: None for a new run."""
-        return str(self.path) if self.path else None
-
-    @property
-    def start_step(self) -> int:
-        """Finished steps that this attempt begins with."""
-        return run_folder.step_of(self.path) if self.path else 0
-
-    @property
     def is_main_process(self) -> bool:
         """Whether this process writes: one of all."""
         return self.trainer is None or self.trainer.is_world_process_zero()
 
     def attach(self, trainer: Any, *callbacks: StatefulCallback | None) -> Self:
-        """Adds itself and the other callbacks to the trainer, and removes the one that prints every step.
-
-        Raises TrainingError where the checkpoints will not fit on the disk.
-        """
+        """Adds itself and the other callbacks to the trainer. Raises TrainingError where the disk is too small."""
         super().attach(trainer)
-        trainer.remove_callback(PrinterCallback)
-        self.callbacks = [callback for callback in callbacks if callback]
-        for callback in self.callbacks:
-            callback.attach(trainer)
+        trainer.remove_callback(PrinterCallback)  # which prints every step
+        self.callbacks = [callback.attach(trainer) for callback in callbacks if callback]
         trl_internals.wrap_generation(trainer, self._time_generation)
         trl_internals.wrap_scoring(trainer, self._time_scoring)
         if self.path:
             epoch = read_json(self.path / "trainer_state.json", run_folder.MADE_BY)["epoch"]
             trl_internals.continue_epoch_order(trainer, int(epoch))
         trained = sum(p.numel() * p.element_size() for p in trainer.model.parameters() if p.requires_grad)
-        checkpoints = (trainer.args.save_total_limit or 10) + 1
-        self._check_disk(3 * trained * checkpoints + LITTLE_DISK)  # weights and two moments of Adam in each
+        checkpoints = (trainer.args.save_total_limit or 10) + 1  # each with the weights and two moments of Adam
+        self._check_disk(3 * trained * checkpoints + LITTLE_DISK)
         return self
 
     @contextlib.contextmanager
@@ -130,9 +119,11 @@ class RunRecorder(StatefulCallback):
         Ctrl-C (and SIGTERM) ends the training after the step; a second one at once. An error or an interrupt in the
         middle of a step saves the state before that step, so that nothing is lost. An error raises TrainingError.
         """
+        # Python refuses signal handlers outside of the main thread
+        numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
-            with stop_signals(self._on_signal):
-                yield self
+            yield self
         except KeyboardInterrupt:
             self._record_failure("interrupted", "interrupted in the middle of a step")
             raise
@@ -145,6 +136,9 @@ class RunRecorder(StatefulCallback):
                 reason = f"the disk of {relative(self.folder)} is full ({reason})"
             self._record_failure("failed", reason)
             raise TrainingError(f"{reason}\n{self._how_to_go_on()}") from error
+        finally:
+            for number, old in before.items():
+                signal.signal(number, old if old is not None else signal.SIG_DFL)
         done = self.trainer.state.global_step >= self.trainer.state.max_steps
         (self.folder / ".reserve").unlink(missing_ok=True)
         self.reason = None if done else self.reason
@@ -170,10 +164,8 @@ class RunRecorder(StatefulCallback):
         return read_jsonl(self.folder / "events.jsonl")
 
     def completions(self) -> pd.DataFrame:
-        """The completions of the last batch, a row each.
-
-        Columns: `step`, `group`, `prompt`, `completion`, one a reward, `advantage`, the lengths `tokens` and
-        `prompt_tokens`, the data set's columns as `data/…`, and what rewards gave to `log_extra`.
+        """The completions of the last batch: `step`, `group`, `prompt`, `completion`, one column a reward, `advantage`,
+        the lengths `tokens` and `prompt_tokens`, the data set's columns as `data/…`, and what went to `log_extra`.
         """
         batch, n = trl_internals.last_batch(self.trainer), self.trainer.num_generations
         size = len(batch["prompt"])
@@ -223,8 +215,6 @@ class RunRecorder(StatefulCallback):
         self.in_optimizer = True
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
-        import torch
-
         self.in_optimizer = False
         # TRL's `step_time` ends before the optimizer, and on a card while the last backward pass still runs
         if torch.cuda.is_available():
@@ -266,19 +256,22 @@ class RunRecorder(StatefulCallback):
         self.before_step = (process.random_states(), state.num_input_tokens_seen)
 
     def _write_printed(self, step: int) -> None:
-        text = self.printed.take()
+        text = "".join(self.printed)
+        self.printed.clear()
+        if len(text) > MOST_PRINTED:
+            text = f"{text[:MOST_PRINTED]}\n… and {len(text) - MOST_PRINTED:,} characters more"
         if text and self.is_main_process:
             append_jsonl(self.folder / "printed.jsonl", {"step": step, "text": text})
 
     def _time_generation(self, generate: Callable, prompts: list) -> Any:
         generated = self._timed("time/generating", generate, prompts)
-        self.prompt_tokens = [len(ids) for ids in generated[0]]
+        self.prompt_tokens = list(map(len, generated[0]))
         return generated
 
     def _time_scoring(self, score: Callable, rows: Any, *call: Any) -> Any:
-        with self.printed.capture():
+        with process.keep_printed(self.printed):
             scores = self._timed("time/scoring", score, rows, *call)
-        lengths = {"tokens": [len(ids) for ids in call[-1]], "prompt_tokens": self.prompt_tokens}
+        lengths = {"tokens": list(map(len, call[-1])), "prompt_tokens": self.prompt_tokens}
         trl_internals.add_columns(self.trainer, {**lengths, **data_columns(rows)})
         return scores
 
@@ -292,10 +285,8 @@ class RunRecorder(StatefulCallback):
     def _check_disk(self, needed: int) -> None:
         place = next(path for path in (self.folder, *self.folder.parents) if path.exists())
         if (free := shutil.disk_usage(place).free) < needed:
-            raise TrainingError(
-                f"There are {free / 1e6:.0f} MB of disk left for {relative(self.folder)}. Its record and checkpoints "
-                f"need about {needed / 1e6:.0f} MB: free some, or set OUTPUTS to another disk. Nothing was changed."
-            )
+            there = f"{free / 1e6:.0f} MB of disk left for {relative(self.folder)}, about {needed / 1e6:.0f} MB needed"
+            raise TrainingError(f"{there}: free some, or set OUTPUTS to another disk. Nothing was changed.")
 
     def _record_failure(self, status: str, reason: str, keep: bool = True) -> None:
         self.reason = reason
@@ -314,14 +305,13 @@ class RunRecorder(StatefulCallback):
     def _save_last_step(self) -> None:
         """A checkpoint of the last finished step, made in the middle of the next one."""
         trainer, step = self.trainer, self.trainer.state.global_step
-        disk_full = shutil.disk_usage(self.folder).free < LITTLE_DISK
+        no_room = shutil.disk_usage(self.folder).free < LITTLE_DISK
         several = trainer.accelerator.num_processes > 1  # the others may be anywhere
         sealed = run_folder.is_whole(self.folder / f"checkpoint-{step}")
-        if step == self.start_step or self.in_optimizer or not self.between_batches or disk_full or sealed or several:
-            return
         logged = [row["step"] for row in read_jsonl(self.folder / "log.jsonl") if "reward" in row]
-        if step != max(logged, default=None):
-            return  # the step itself is not recorded: it must be taken again
+        unfit = self.in_optimizer or not self.between_batches or no_room or several
+        if unfit or sealed or step == self.start_step or step not in logged:
+            return  # a step that is not recorded must be taken again
         states, trainer.state.num_input_tokens_seen = self.before_step
         process.set_random_states(states)
         trl_internals.save_checkpoint(trainer)
@@ -339,15 +329,3 @@ class RunRecorder(StatefulCallback):
         self.stop("by hand (Ctrl-C)" if number == signal.SIGINT else "asked to end (SIGTERM)")
         with contextlib.suppress(RuntimeError, OSError):  # a handler may not print while something else does
             print("Stopping after this step. Once more: stop at once.", flush=True)
-
-
-@contextlib.contextmanager
-def stop_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM go to this handler. Outside of the main thread, where Python refuses that, nothing changes."""
-    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old if old is not None else signal.SIG_DFL)

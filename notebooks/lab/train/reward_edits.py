@@ -75,10 +75,7 @@ def _run_and_wait(folder: Path, time_limit: float) -> str:
 
 
 def run_check(folder: str) -> None:
-    """What the process does: `results.json` says at any moment what is known, and as `doing` what it is at.
-
-    It ends hard: threads or exit handlers of the edited file cannot keep it alive.
-    """
+    """What the process does: `results.json` says at any moment what is known, and as `doing` what it is at."""
     job = pickle.loads((Path(folder) / "job.pickle").read_bytes())
     results: dict[str, Row] = {}
     try:
@@ -95,17 +92,12 @@ def run_check(folder: str) -> None:
         except BaseException as error:
             results[name] = {"error": describe_error(error)}
     write_json(Path(folder) / "results.json", results)
-    os._exit(0)
+    os._exit(0)  # threads or exit handlers of the edited file cannot keep it alive
 
 
 def check_reward(function: RewardFunction, columns: list[str] | None, batch: dict[str, Any] | None) -> Row:
-    """Calls a reward on the last batch as TRL called its predecessor; returns `mean` and `failed`. Raises what is wrong.
-
-    Args:
-        columns: names of the data set's columns, to check before there is a batch.
-        batch: arguments of `call_as_trl`.
-    """
-    if batch is None:
+    """Calls a reward on the last batch (arguments of `call_as_trl`) as TRL called its predecessor."""
+    if batch is None:  # nothing is generated yet
         function.check_columns(columns or function.columns)
         return {"mean": None, "failed": 0}
     scores = [score for score in call_as_trl(function, **batch) if score is not None]

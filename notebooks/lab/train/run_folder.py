@@ -17,6 +17,7 @@ A step's completions are written before its row, and each file is written whole 
 read after a kill at any moment, and each row has its completions.
 """
 
+import contextlib
 import json
 import os
 import platform
@@ -46,8 +47,13 @@ def open_folder(folder: Path, about: Row, resume: bool | str = True, say: Callab
     An unfinished run with the same settings goes on (`max_steps` may grow). Otherwise the old folder is kept beside the
     new one under its date. Raises RunningError where another process trains here, unless `resume` is "force".
     """
-    if resume != "force":
-        refuse_second_writer(folder)
+    with contextlib.suppress(OSError, ValueError, KeyError):  # no run, or a damaged record of one
+        record = current_record(folder)
+        other = record.get("process", {})
+        if resume != "force" and record["status"] == "training" and other.get("pid") != os.getpid():
+            who = f"Process {other.get('pid')} on {other.get('host')} is training in {relative(folder)}"
+            way_out = 'stop it, or set another OUTPUTS. If it is gone, RESUME = "force" goes on with its run'
+            raise RunningError(f"{who}. Wait for it, {way_out}.")
     checkpoint = _checkpoint_to_resume(folder, about, say) if resume else None
     if checkpoint is None:
         fresh_folder(folder)
@@ -57,19 +63,6 @@ def open_folder(folder: Path, about: Row, resume: bool | str = True, say: Callab
         again = f"; {lost} steps after it are taken again (kept in {relative(folder / 'discarded')})" if lost else ""
         say(f"The run in {relative(folder)} goes on after step {step_of(checkpoint)}{again}.")
     return checkpoint
-
-
-def refuse_second_writer(folder: Path) -> None:
-    try:
-        record = current_record(folder)
-    except (OSError, ValueError, KeyError):
-        return  # no run, or a damaged record of one
-    process = record.get("process", {})
-    if record["status"] == "training" and process.get("pid") != os.getpid():
-        raise RunningError(
-            f"Process {process.get('pid')} on {process.get('host')} is training in {relative(folder)}. Wait for it, "
-            'stop it, or set another OUTPUTS. If that process is gone, RESUME = "force" goes on with its run.'
-        )
 
 
 def current_record(folder: Path) -> Row:
@@ -85,8 +78,8 @@ def current_record(folder: Path) -> Row:
         alive = time.time() - max(path.stat().st_mtime for path in files) < QUIET_FOR
     if not alive:  # only the first of several processes writes run.json; the others leave failed-N.json
         reasons = [row["reason"] for path in folder.glob("failed-*.json") for row in read_jsonl(path)]
-        unknown = "the process ended without a message (killed, out of memory, or the machine stopped)"
-        record |= {"status": "killed", "reason": next(iter(reasons), unknown)}
+        reasons += ["the process ended without a message (killed, out of memory, or the machine stopped)"]
+        record |= {"status": "killed", "reason": reasons[0]}
     return record
 
 
@@ -99,8 +92,8 @@ def _checkpoint_to_resume(folder: Path, about: Row, say: Callable[[str], None]) 
     longer = about["requested"]["max_steps"] > record["requested"]["max_steps"]
     if record["status"] == "finished" and not longer:
         return None
-    changed, checkpoint = setting_differences(record, about), last_checkpoint(folder)
-    if changed:
+    checkpoint = last_checkpoint(folder)
+    if changed := setting_differences(record, about):
         lines = "\n  ".join(changed[:8])
         say(f"The unfinished run had other settings, so a new one begins and it is kept beside:\n  {lines}")
     elif checkpoint is None:
@@ -109,24 +102,21 @@ def _checkpoint_to_resume(folder: Path, about: Row, say: Callable[[str], None]) 
 
 
 def setting_differences(before: Row, now: Row) -> list[str]:
-    """What keeps an unfinished run from going on, as readable lines; compared as JSON."""
-    now = json.loads(json.dumps(now, default=str))
-    old, new = _compared_settings(before), _compared_settings(now)
+    """What keeps an unfinished run from going on, as readable lines: steps of two attempts belong to one curve."""
+    compared = []
+    for about in (before, json.loads(json.dumps(now, default=str))):
+        settings = {name: value for name, value in about["requested"].items() if name not in FREE_AT_RESUME}
+        weights = {entry["name"]: entry["weight"] for entry in about["rewards"]["rewards"]}
+        inputs = {"data": about["data"]["fingerprint"], "rewards": weights, **about.get("steering", {})}
+        compared.append({**settings, **about["model"], **inputs})
+    old, new = compared
     if str(old.get("lr_scheduler_type", "")).startswith("constant") and new.get("final_temperature") is None:
-        for side in (old, new):
+        for side in compared:
             side.pop("warmup_steps", None)  # follows from max_steps
     else:  # the whole curve of the learning rate, or of the temperature, follows from the number of steps
-        old["max_steps"], new["max_steps"] = before["requested"].get("max_steps"), now["requested"].get("max_steps")
+        old["max_steps"], new["max_steps"] = (about["requested"].get("max_steps") for about in (before, now))
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     return [f"{name}: {old.get(name)!r} before, {new.get(name)!r} now" for name in names]
-
-
-def _compared_settings(about: Row) -> Row:
-    """All that must be the same for steps of two attempts to belong to one curve."""
-    settings = {name: value for name, value in about["requested"].items() if name not in FREE_AT_RESUME}
-    weights = {entry["name"]: entry["weight"] for entry in about["rewards"]["rewards"]}
-    inputs = {"data": about["data"]["fingerprint"], "rewards": weights}
-    return {**settings, **about["model"], **inputs, **about.get("steering", {})}
 
 
 def rewind(folder: Path, step: int) -> int:

@@ -6,7 +6,7 @@ a class that changes a batch that holds no whole groups. `lab.train.config_field
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lab.model.policy import precision
@@ -34,7 +34,7 @@ class RunSettings:
     report: Mapping[str, Any] | None = None  # the data set's report.json
     model_config: Any = None
     rewards: Sequence[Any] = ()  # the reward functions, or their names
-    columns: Iterable[str] | None = None  # of the data set
+    columns: Sequence[str] | None = None  # of the data set
     starter: bool = False  # the starter policy is trained, not a real model
     full_finetuning: bool = False
     load_in_4bit: bool = False
@@ -67,9 +67,7 @@ class RunSettings:
 def check_settings(settings: Mapping[str, Any], **about: Any) -> list[str]:
     """Warnings (suspicious, but allowed), one sentence each; raises SettingsError with all that is wrong.
 
-    Args:
-        settings: what goes to GRPOConfig; `plan_training` has looked at each field by itself.
-        about: other fields of `RunSettings`; what is left out is not checked.
+    `about`: other fields of `RunSettings`; what is left out is not checked.
     """
     run = RunSettings(settings, **about)
     problems = list(tracker_problems(run["report_to"]))  # otherwise the trainer raises after the model was loaded
@@ -119,25 +117,18 @@ def lengths_fit(run: RunSettings) -> Iterator[str]:
         if prompt and answer and limit and prompt + answer > limit:
             shorter = f"set max_completion_length to {limit - prompt} or less, or " if limit > prompt else ""
             larger = f", or raise max_seq_length to {prompt + answer}" if what == "max_seq_length" else ""
-            yield (
-                f"prompts of up to {prompt} tokens and completions of up to {answer} need {prompt + answer}, and {what} "
-                f"is {limit}: {shorter}set a smaller MAX_PROMPT_TOKENS in notebook 01{larger}."
-            )
+            need = f"prompts of up to {prompt} tokens and completions of up to {answer} need {prompt + answer}"
+            way_out = f"{shorter}set a smaller MAX_PROMPT_TOKENS in notebook 01{larger}"
+            yield f"{need}, and {what} is {limit}: {way_out}."
 
 
 def weights_and_columns_fit(run: RunSettings) -> Iterator[str]:
     weights, count = run["reward_weights"], len(run.rewards)
     if weights is not None and count and len(weights) != count:
         yield f"reward_weights has {len(weights)} values for {count} rewards: give one weight for each, in their order."
-    if run.columns is None:
-        return
-    columns = list(run.columns)
-    if "prompt" not in columns:
-        there = ", ".join(columns) or "none"
-        yield f"the data set has no column prompt (there are: {there}): make it with notebook 01_prepare_data."
-    for reward in run.rewards:
+    for reward in run.rewards if run.columns is not None else ():
         try:
-            getattr(reward, "check_columns", lambda _: None)(columns)
+            getattr(reward, "check_columns", lambda _: None)(run.columns)
         except Exception as error:  # a reward of anybody's making; ours names the column and the way out
             yield str(error)
 
@@ -163,10 +154,8 @@ def saves_fit(run: RunSettings) -> Iterator[str]:
     block = run.steps_per_generation * run["num_iterations"]
     step = block // math.gcd(block, run["gradient_accumulation_steps"])
     if save % step:
-        yield (
-            f"save_steps = {save} lies inside a block of completions that is used for {step} updates, so a resumed run "
-            f"would not go on as the first: set save_steps to {multiples_around(save, step)}."
-        )
+        inside = f"save_steps = {save} lies inside a block of completions that is used for {step} updates"
+        yield f"{inside}, where a run cannot be resumed: set save_steps to {multiples_around(save, step)}."
 
 
 RULES = (whole_groups, precision_of_the_card, lengths_fit, weights_and_columns_fit, what_is_trained, saves_fit)

@@ -17,8 +17,8 @@ class TemperatureAnnealing(StatefulCallback):
     """Linear from `start` at the first step to `end` at the last one.
 
     High at first, to explore; low at last, to settle. The log-probabilities are taken at the temperature of the
-    samples, so it only changes where a new batch is sampled: a second pass over a batch (`num_iterations` > 1) still
-    uses the temperature that it was sampled at. Raises ValueError for 0 or less.
+    samples, so it only changes where a new batch is sampled, not at a second pass (`num_iterations` > 1). Raises
+    ValueError for 0 or less.
     """
 
     def __init__(self, start: float, end: float | None = None) -> None:
@@ -44,12 +44,11 @@ class RewardWeights(StatefulCallback):
     """The weights of the total reward, step by step: constant, in stages, adaptive, or both.
 
     Args:
-        stages: `[(step, {reward: weight}), …]`: from that step on these weights hold; a reward that a
-            stage does not name has weight 0 in it, and is still scored and logged.
-        adaptive: whether a reward with little success gains weight and one with much loses it. The
-            factor is `BOUND ** (1 - 2 * success)`: `BOUND` where success is 0, 1 at one half and
-            1 / `BOUND` where every completion has full score. Success is the running mean of the
-            score's place in the reward's range. Negative weights (penalties) stay as they are.
+        stages: `[(step, {reward: weight}), …]`: from that step on these weights hold; a reward that a stage does not
+            name has weight 0 in it, and is still scored and logged.
+        adaptive: whether a reward with little success gains weight and one with much loses it, by the factor
+            `BOUND ** (1 - 2 * success)`. Success is the running mean of the score's place in the reward's range.
+            Negative weights (penalties) stay as they are.
 
     Raises ValueError for a stage that names an unknown reward, or whose weights are all 0.
     """

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 # Members of the trainer that this module uses: methods with their parameters, and attributes.
 METHODS = {
     "_generate": ["prompts"],
@@ -64,10 +66,8 @@ def wrap_generation(trainer: Any, wrapper: Callable) -> None:
 
 
 def wrap_scoring(trainer: Any, wrapper: Callable) -> None:
-    """From now on `wrapper(score, rows, prompts, completions, completion_ids)` stands in for TRL's `score(rows, …)`.
-
-    `score` returns a tensor: a row for each completion of all processes, a column for each reward.
-    """
+    """From now on `wrapper(score, rows, prompts, completions, completion_ids)` stands in for TRL's `score(rows, …)`."""
+    # it returns a tensor: a row for each completion of all processes, a column for each reward
     score = trainer._calculate_rewards
     trainer._calculate_rewards = lambda *call: wrapper(score, *call)
 
@@ -83,8 +83,6 @@ def continue_epoch_order(trainer: Any, finished_epochs: int) -> None:
 
     TRL's sampler draws the order of each epoch from one generator, which no checkpoint keeps.
     """
-    import torch
-
     make_sampler = trainer._get_train_sampler
 
     def sampler(*args: Any) -> Any:
