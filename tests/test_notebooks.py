@@ -290,7 +290,7 @@ def test_all_weights_can_be_trained_instead_of_an_adapter(road, tmp_path):
 def test_two_processes_leave_the_same_files_and_metrics_as_one(road, tmp_path):
     folder = copied(road, tmp_path)
     shutil.rmtree(folder / "run")
-    assert launch.launch_training(2, parameters={**SMOKE["03_train_grpo"], "OUTPUTS": str(folder)}) == 0
+    assert launch.launch_training(2, "ddp", {**SMOKE["03_train_grpo"], "OUTPUTS": str(folder)}) == 0
     record = read(folder / "run/run.json")
     assert record["status"] == "finished" and record["process"]["processes"] == 2
     one, two = ([json.loads(line) for line in (f / "run/log.jsonl").read_text().splitlines()] for f in (road, folder))

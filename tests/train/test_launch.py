@@ -29,7 +29,7 @@ def test_a_parameter_that_the_notebook_does_not_have_is_refused_with_those_it_ha
 
 
 def test_on_a_cpu_torchrun_starts_the_processes_and_they_share_the_cores(monkeypatch):
-    monkeypatch.setattr(launch, "on_gpu", lambda: False)
+    monkeypatch.setattr(launch.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(launch.os, "cpu_count", lambda: 6)
     assert "torch.distributed.run" in launch_command(CONFIGS, 2, "ddp") and "--nproc_per_node" in launch_command(
         CONFIGS, 2, "ddp"
@@ -46,7 +46,7 @@ def test_packages_that_lie_in_a_folder_of_their_own_stay_within_reach(monkeypatc
 
 
 def test_on_gpus_accelerate_gets_the_config_of_that_name(monkeypatch):
-    monkeypatch.setattr(launch, "on_gpu", lambda: True)
+    monkeypatch.setattr(launch.torch.cuda, "is_available", lambda: True)
     line = launch_command(CONFIGS / "train.py", 8, "zero3")
     assert str(CONFIGS / "zero3.yaml") in line and line[line.index("--num_processes") + 1] == "8"
     assert "ACCELERATE_USE_CPU" not in launch_environment(8)
@@ -73,10 +73,6 @@ def test_values_are_python_or_else_text(text, value):
     assert launch.parse_assignment(text) == ("A", value)
 
 
-def test_sharded_weights_take_the_plain_road():
-    assert set(launch.SHARDED) < set(NAMES) and all(given["BACKEND"] == "trl" for given in launch.SHARDED.values())
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_config_says_when_to_take_it(name):
     assert (CONFIGS / f"{name}.yaml").read_text().startswith("# When: ")
@@ -97,12 +93,13 @@ def test_vllm_serve_knows_every_key_of_its_config():
     assert set(given) <= set(ScriptArguments.__dataclass_fields__) and given["host"] == "127.0.0.1"
 
 
-def test_what_a_sharded_launch_needs_is_added_to_your_own_settings(monkeypatch, tmp_path):
+@pytest.mark.parametrize("config", ["fsdp", "zero3"])
+def test_what_a_sharded_launch_needs_is_added_to_your_own_settings(monkeypatch, tmp_path, config):
     seen = {}
     monkeypatch.setattr(launch, "export_script", lambda path, parameters: seen.update(parameters) or path)
     monkeypatch.setattr(launch.subprocess, "Popen", lambda *args, **kwargs: None)
     monkeypatch.setattr(launch, "wait_for_end", lambda process, stop: 0)
-    launch.launch_training(2, "zero3", {"OUTPUTS": str(tmp_path), "MORE_SETTINGS": {"loss_type": "grpo"}})
+    launch.launch_training(2, config, {"OUTPUTS": str(tmp_path), "MORE_SETTINGS": {"loss_type": "grpo"}})
     assert seen["BACKEND"] == "trl" and seen["MORE_SETTINGS"] == {"load_in_4bit": False, "loss_type": "grpo"}
 
 

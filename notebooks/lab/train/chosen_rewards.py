@@ -39,7 +39,6 @@ def save_choice(folder: Path, weights: dict[str, float]) -> dict:
         raise ValueError(f"There is no reward {unknown[0]!r}; the rewards are: {', '.join(known)}.")
     if not any(weights.values()):
         raise ValueError("Every weight is 0: give at least one reward a weight.")
-
     chosen = []
     for name, weight in weights.items():
         if weight:

@@ -14,11 +14,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lab.files import ROOT, STOP, output_folder, relative, write_text
 
 CONFIGS = Path(__file__).with_name("configs")
-# Unsloth's loader and 4-bit weights are not sharded here.
-SHARDED = {name: {"BACKEND": "trl", "MORE_SETTINGS": {"load_in_4bit": False}} for name in ("fsdp", "zero3")}
 # Of several processes the first one prints; errors come from all.
 HEAD = '''"""Notebook {notebook} as a script. Made by lab.train.launch; change the notebook, not this file."""
 
@@ -29,15 +29,15 @@ if int(os.environ.get("RANK", "0")):
     sys.stdout = open(os.devnull, "w")'''
 
 
-def launch_training(nproc: int = 1, config: str = "ddp", parameters: dict[str, Any] | None = None) -> int:
+def launch_training(nproc: int, config: str, parameters: dict[str, Any]) -> int:
     """Exports notebook 03 and runs it; returns the exit status."""
     if config not in ("ddp", "fsdp", "zero3"):
         raise ValueError(f"There is no config {config!r}: they are ddp, fsdp, zero3.")
-    parameters = dict(parameters or {})
-    for name, value in SHARDED.get(config, {}).items():
-        parameters[name] = {**value, **parameters.get(name, {})} if isinstance(value, dict) else value
+    if config != "ddp":  # Unsloth's loader and 4-bit weights are not sharded here
+        more = {"load_in_4bit": False, **parameters.get("MORE_SETTINGS", {})}
+        parameters = {**parameters, "BACKEND": "trl", "MORE_SETTINGS": more}
     script = export_script(output_folder(parameters.get("OUTPUTS", "outputs")) / "train.py", parameters)
-    how = config if on_gpu() else "gloo on the CPU"
+    how = config if torch.cuda.is_available() else "gloo on the CPU"
     print(f"{relative(script)}: {nproc} process{'es' * (nproc > 1)}, {how}", flush=True)
     # in a session of its own: torchrun would end its processes at a Ctrl-C, within a step
     where = {"env": launch_environment(nproc), "cwd": ROOT / "notebooks", "start_new_session": True}
@@ -62,14 +62,8 @@ def export_script(path: Path, parameters: dict[str, Any], notebook: str = "03_tr
     return write_text(path, "\n\n\n".join(parts) + "\n")
 
 
-def on_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
 def launch_command(script: Path, nproc: int, config: str) -> list[str]:
-    if on_gpu():
+    if torch.cuda.is_available():
         how = ["accelerate.commands.launch", "--config_file", f"{CONFIGS / config}.yaml", "--num_processes", str(nproc)]
     else:  # `accelerate launch --cpu --num_processes 2` silently runs one process
         how = ["torch.distributed.run", "--standalone", "--nproc_per_node", str(nproc)]
@@ -81,7 +75,7 @@ def launch_environment(nproc: int) -> dict[str, str]:
     # PYTHONPATH stays: there are machines whose packages lie in a folder of their own
     paths = [str(ROOT), str(ROOT / "notebooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    if not on_gpu():
+    if not torch.cuda.is_available():
         share, asked = max(1, (os.cpu_count() or 1) // nproc), os.environ.get("OMP_NUM_THREADS", "")
         threads = min(share, int(asked)) if asked.isdigit() and int(asked) else share
         found |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": str(threads)}

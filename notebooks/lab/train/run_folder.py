@@ -17,7 +17,6 @@ A step's completions are written before its row, and each file is written whole 
 read after a kill at any moment, and each row has its completions.
 """
 
-import contextlib
 import json
 import os
 import platform
@@ -47,14 +46,16 @@ def open_folder(folder: Path, about: Row, resume: bool | str = True, say: Callab
     An unfinished run with the same settings goes on (`max_steps` may grow). Otherwise the old folder is kept beside the
     new one under its date. Raises RunningError where another process trains here, unless `resume` is "force".
     """
-    with contextlib.suppress(OSError, ValueError, KeyError):  # no run, or a damaged record of one
+    try:
         record = current_record(folder)
-        other = record.get("process", {})
-        if resume != "force" and record["status"] == "training" and other.get("pid") != os.getpid():
-            who = f"Process {other.get('pid')} on {other.get('host')} is training in {relative(folder)}"
-            way_out = 'stop it, or set another OUTPUTS. If it is gone, RESUME = "force" goes on with its run'
-            raise RunningError(f"{who}. Wait for it, {way_out}.")
-    checkpoint = _checkpoint_to_resume(folder, about, say) if resume else None
+    except (OSError, ValueError, KeyError):
+        record = {}  # no run, or one whose record is damaged: it is kept beside the new one
+    other = record.get("process", {})
+    if resume != "force" and record.get("status") == "training" and other.get("pid") != os.getpid():
+        who = f"Process {other.get('pid')} on {other.get('host')} is training in {relative(folder)}"
+        way_out = 'stop it, or set another OUTPUTS. If it is gone, RESUME = "force" goes on with its run'
+        raise RunningError(f"{who}. Wait for it, {way_out}.")
+    checkpoint = _checkpoint_to_resume(folder, record, about, say) if resume and record else None
     if checkpoint is None:
         fresh_folder(folder)
         (folder / "completions").mkdir()
@@ -83,14 +84,9 @@ def current_record(folder: Path) -> Row:
     return record
 
 
-def _checkpoint_to_resume(folder: Path, about: Row, say: Callable[[str], None]) -> Path | None:
+def _checkpoint_to_resume(folder: Path, record: Row, about: Row, say: Callable[[str], None]) -> Path | None:
     """The checkpoint of an unfinished run of the same settings; says why there is none."""
-    try:
-        record = read_json(folder / "run.json", MADE_BY)
-    except (OSError, ValueError):
-        return None  # no run, or one whose record is damaged: it is kept beside the new one
-    longer = about["requested"]["max_steps"] > record["requested"]["max_steps"]
-    if record["status"] == "finished" and not longer:
+    if record["status"] == "finished" and about["requested"]["max_steps"] <= record["requested"]["max_steps"]:
         return None
     checkpoint = last_checkpoint(folder)
     if changed := setting_differences(record, about):
