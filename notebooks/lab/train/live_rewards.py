@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from lab.files import Row, write_text
 from lab.train import trl_internals
-from lab.train.chosen_rewards import load_sources, read_sources, source_hash
+from lab.train.chosen_rewards import LoadedRewards, load_sources, read_sources, source_hash
 from lab.train.recorder import StatefulCallback
 from lab.train.reward_edits import FILES, check_in_process, describe_error
 from rewards import completion_text, rename
@@ -53,6 +53,7 @@ class LiveRewards(StatefulCallback):
     time_limit: float = 60  # seconds that the check of an edit may take
     say: Callable[[str], Any] = print  # gets one line for a person
     version: int = field(default=0, init=False)  # of the kept texts
+    checked: LoadedRewards | None = field(default=None, init=False)  # an accepted edit, in the process that checked it
     batch: Row | None = field(default=None, init=False)  # the last one: arguments of `call_as_trl`
 
     def attach(self, trainer: Any) -> Self:
@@ -121,7 +122,7 @@ class LiveRewards(StatefulCallback):
         if not results:
             return None
         try:  # it went well in the other process; the run is worth more than an edit
-            load_sources(self.folder, sources)
+            self.checked = load_sources(self.folder, sources)
             self._keep(sources)
         except (Exception, SystemExit) as error:
             return self._refuse({FILES: describe_error(error)})
@@ -136,7 +137,7 @@ class LiveRewards(StatefulCallback):
 
     def _swap(self, sources: dict[str, str], results: dict[str, Row]) -> None:
         """Puts the changed rewards into the trainer, under the names of their new versions."""
-        self.loaded = load_sources(self.folder, sources)
+        self.loaded, self.checked = self.checked or load_sources(self.folder, sources), None
         for name, result in results.items():
             watched = self.watched[name]
             function = self.loaded.find(name, watched.variable)
@@ -206,7 +207,8 @@ class LiveRewards(StatefulCallback):
         if list(self.tried) != state["files"]:
             folder = self.run / "rewards" / f"v{self.version}"
             raise ValueError(f"{folder} has not all of {', '.join(state['files'])}, the checkpoint's rewards.")
-        self.loaded = load_sources(self.folder, self.tried)
+        if self.tried != self.loaded.sources:
+            self.loaded = load_sources(self.folder, self.tried)
         for name, kept in state["rewards"].items():
             watched = self.watched[name] = WatchedReward(kept["index"], kept["variable"], kept["version"])
             self._install(watched, self.loaded.find(name, watched.variable), kept["name"])

@@ -70,9 +70,8 @@ class RewardWeights(StatefulCallback):
         weights = [given.get(name, 0.0) for name in self.names]
         if not self.adaptive:
             return weights
-        fixed = lambda weight, success: success is None or weight < 0
-        factors = [1.0 if fixed(w, s) else BOUND ** (1 - 2 * s) for w, s in zip(weights, self.success)]
-        return [weight * factor for weight, factor in zip(weights, factors)]
+        factor = lambda weight, success: 1.0 if success is None or weight < 0 else BOUND ** (1 - 2 * success)
+        return [weight * factor(weight, success) for weight, success in zip(weights, self.success)]
 
     def on_step_begin(self, args, state, control, **kwargs) -> None:
         weights = self.trainer.reward_weights
