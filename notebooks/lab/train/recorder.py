@@ -238,12 +238,12 @@ class RunRecorder(StatefulCallback):
         logs = {} if logs is None else logs
         if not getattr(args, "beta", 1):
             logs.pop("kl", None)  # Unsloth's trainer on a GPU logs a 0 where no KL is measured
-        step = state.global_step
-        if "reward" in logs and self.is_main_process:
-            write_parquet(self.completions(), self.folder / f"completions/completions_{step:05d}.parquet")
-            self._write_printed(step)
-        if self.is_main_process:
-            append_jsonl(self.folder / "log.jsonl", {"step": step, **logs})
+        if not self.is_main_process:
+            return
+        if "reward" in logs:
+            write_parquet(self.completions(), self.folder / f"completions/completions_{state.global_step:05d}.parquet")
+            self._write_printed(state.global_step)
+        append_jsonl(self.folder / "log.jsonl", {"step": state.global_step, **logs})
 
     def on_save(self, args, state, control, **kwargs) -> None:
         self.trainer.accelerator.wait_for_everyone()  # the other processes' random states belong to it
