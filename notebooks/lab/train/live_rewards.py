@@ -68,7 +68,6 @@ class LiveRewards(StatefulCallback):
         self.tried: dict[str, str] | str = self.loaded.sources
         index, variable = trainer.reward_func_names.index, self.loaded.variable
         self.watched = {name: WatchedReward(index(name), variable(f)) for name, f in functions.items()}
-        self.is_first = trainer.accelerator.process_index == 0
         trainer.reward_funcs = list(trainer.reward_funcs)  # TRL keeps the caller's list: that one stays as it is
         trl_internals.wrap_scoring(trainer, self._score_and_keep)
         return super().attach(trainer)
@@ -82,6 +81,10 @@ class LiveRewards(StatefulCallback):
             self.batch |= {"completion_ids": completion_ids}
             self.scores = scores
         return scores
+
+    @property
+    def is_first(self) -> bool:
+        return self.trainer.accelerator.process_index == 0
 
     def on_train_begin(self, args, state, control, **kwargs) -> None:
         if self.is_first and not self.version:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pandas as pd
+import psutil
 import torch
 
 from lab.files import Row
@@ -128,6 +129,4 @@ def as_size(count: float) -> str:
 
 def free_bytes() -> int:
     """Bytes free now on the CUDA card, or of this machine's memory."""
-    import psutil
-
     return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else psutil.virtual_memory().available

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import psutil
 
 from lab.files import Row
 from lab.setup import version_of
@@ -38,15 +39,11 @@ def peak_memory() -> Row:
 
 def this_process() -> Row:
     """What tells this process from another one with the same number, on this machine or after its restart."""
-    import psutil
-
     return {"pid": os.getpid(), "host": platform.node(), "began": psutil.Process().create_time()}
 
 
 def is_running(process: Mapping[str, Any]) -> bool:
     """Whether a process still runs on this machine; `process` is what `this_process` gave in it."""
-    import psutil
-
     try:
         same_start = abs(psutil.Process(int(process["pid"])).create_time() - process["began"]) < 2
         return process["host"] == platform.node() and same_start
