@@ -89,13 +89,13 @@ class RunLog:
         return (level >= NEARLY_SOLVED) & (level + 2 * spread / np.sqrt(WINDOW) >= SOLVED - SAME)
 
 
-def read_log(log: pd.DataFrame, correctness: Sequence[str], format_names: Sequence[str] | None) -> RunLog:
+def read_log(log: pd.DataFrame, correctness: Sequence[str]) -> RunLog:
     """The log as arrays, with the versions of a reward joined. The arguments are those of `health.diagnose`."""
     means = logged_rewards(log.columns)
     raw = {name: numbers(log[name]) for name in log.columns if name in READ or name in means.values()}
-    is_step = np.zeros(len(log), bool)
-    for name in STEP_COLUMNS:
-        is_step |= ~np.isnan(raw[name]) if name in raw else False
+    is_step = np.any(
+        [np.zeros(len(log), bool), *(~np.isnan(raw[name]) for name in STEP_COLUMNS if name in raw)], axis=0
+    )
     raw = {name: values[is_step] for name, values in raw.items()}
     series = {name: np.where(np.isfinite(values), values, np.nan) for name, values in raw.items()}
     not_finite = {name: ~np.isfinite(raw[name]) for name in NEVER_NAN if name in raw}
@@ -103,14 +103,11 @@ def read_log(log: pd.DataFrame, correctness: Sequence[str], format_names: Sequen
         del not_finite["kl"]  # a column of nothing: no KL was asked for
     rewards, edited = join_versions({name: series[column] for name, column in means.items()})
     deciding = matching_rewards(rewards, correctness)
-    correct = rewards[deciding[0]] if deciding else None
-    if len(deciding) > 1:
-        correct = pd.DataFrame({name: rewards[name] for name in deciding}).mean(axis=1).to_numpy()
-    others = [name for name in rewards if name not in deciding]
-    others = others if format_names is None else matching_rewards(rewards, format_names)
+    correct = pd.DataFrame(rewards)[deciding].mean(axis=1).to_numpy() if deciding else None
+    others = {name: values for name, values in rewards.items() if name not in deciding}
     steps = series.get("step", np.arange(1.0, is_step.sum() + 1))
     changed = {"reward": edited, "temperature": last_change(series.get("temperature"))}
-    return RunLog(steps, series, not_finite, correct, {name: rewards[name] for name in others}, changed)
+    return RunLog(steps, series, not_finite, correct, others, changed)
 
 
 def numbers(column: pd.Series) -> np.ndarray:
