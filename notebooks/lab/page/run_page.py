@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -15,7 +14,7 @@ from lab.page import page_file
 from lab.page.answer_marks import asked_format, with_spans
 from lab.page.page_file import HELD_OUT, SET, TRAINING, json_column, json_value
 from lab.read.completions import LONGEST_TEXT, MOST_CHARACTERS, MOST_COMPLETIONS, Completions, ScoreColumn
-from lab.read.run_record import RunRecord, count_of, read_run, step_number
+from lab.read.run_record import RunRecord, count_of, step_number
 from lab.read.suspects import RULE_TITLES, right_without_answer
 from lab.train.run_folder import step_of
 from scoring.right import right_or_wrong
@@ -32,18 +31,8 @@ EVENTS = {  # `events.jsonl` in words, by kind
 }
 
 
-def write_run_page(run: RunRecord | Path | str, path: Path | str | None = None, **limits: Any) -> Path:
-    """Writes the completions page of a run, whole or not at all, and says where, how big, and what it lacks.
-
-    Args:
-        run: a record, or a run's folder.
-        path: None: `completions.html` beside the run's folder, and within that of a plain TRL trainer.
-        limits: as for `run_payload`.
-
-    Raises what `lab.read.run_record.read_run` and `Completions` raise for a folder that has no completions.
-    """
-    record = run if isinstance(run, RunRecord) else read_run(run, need_steps=False)
-    path = Path(path or (record.folder.parent if record.source == "ours" else record.folder) / "completions.html")
+def write_run_page(record: RunRecord, path: Path, **limits: int) -> Path:
+    """Writes `run_payload` of a run as its page, whole or not at all, and says where, how big, and what it lacks."""
     return page_file.write_page_file(run_payload(record, **limits), path)
 
 
