@@ -257,10 +257,10 @@ def length_growth(run: RunLog) -> Reading:
 @advise(f"{HACK_ADVICE}; read what it pays for. If no answer is ever right, take easier data.")
 def format_without_correctness(run: RunLog) -> Reading:
     """Largest rise of another reward since the first 10 steps: from 30 steps on correctness should follow."""
-    table = np.stack([moving.mean(values) - moving.first_mean(values) for values in run.others.values()])
-    table = np.where(np.isnan(table), -np.inf, table)
+    rises = [moving.mean(each) - moving.first_mean(each) for each in run.others.to_numpy().T]
+    table = np.where(np.isnan(rises), -np.inf, rises)
     most, gain = table.max(axis=0), run.correct_level - moving.first_mean(run.correct)
-    name = list(run.others)[int(table[:, -1].argmax())]
+    name = run.others.columns[table[:, -1].argmax()]
     problem = f"{name} rose by {most[-1]:.2f} and correctness by {gain[-1]:+.2f}: style is learned, not the task"
     warn = (most >= STYLE_RISE) & (gain < FLAT) & (run.correct_level < HIGH)
     return Reading(np.where(np.isinf(most), np.nan, most), warn, None, problem)

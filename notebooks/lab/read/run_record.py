@@ -39,31 +39,20 @@ NAMESPACES = ("rewards/", "clip_ratio/", "sampling/", "tools/", "vespo/", "profi
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as it was read.
-
-    Args:
-        source: "ours" or "trl".
-        about: `run.json`, with the status "killed" where the process is gone; {} without one.
-        log: a row a training step, indexed by step; floats, NaN where nothing (or no number) was logged.
-        evaluations: a row an evaluation: step, n (problems), a column a reward and what else was measured.
-        events, printed: rows of `events.jsonl` (step, kind, …), and what the rewards printed: step, text.
-        notes: what was left out and why, in words.
-        completions, held_out: the Parquet files, in the order of their steps.
-        given_weights, given_deciders: what the reader said, for a run whose record does not.
-    """
+    """A run as it was read."""
 
     folder: Path
     name: str
-    source: str
-    about: Row
-    log: pd.DataFrame
-    evaluations: pd.DataFrame
-    events: list[Row]
-    printed: list[Row]
-    notes: list[str]
-    completions: list[Path]
+    source: str  # "ours" or "trl"
+    about: Row  # `run.json`, with the status "killed" where the process is gone; {} without one
+    log: pd.DataFrame  # a row a training step, indexed by step; floats, NaN where nothing (or no number) was logged
+    evaluations: pd.DataFrame  # a row an evaluation: step, n (problems), a column a reward and what else was measured
+    events: list[Row]  # of `events.jsonl`: step, kind, …
+    printed: list[Row]  # what the rewards printed: step, text
+    notes: list[str]  # what was left out and why, in words
+    completions: list[Path]  # Parquet files, in the order of their steps
     held_out: list[Path] = field(default_factory=list)
-    given_weights: Mapping[str, float] = field(default_factory=dict)
+    given_weights: Mapping[str, float] = field(default_factory=dict)  # for a run that does not record them
     given_deciders: tuple[str, ...] = ()
 
     def reward_names(self) -> list[str]:
@@ -75,7 +64,6 @@ class RunRecord:
         return list(self.about.get("rewards", {}).get("rewards", ()))
 
     def recorded_weights(self) -> dict[str, float]:
-        """The weights that the run began with, by reward."""
         return {entry["name"]: float(entry["weight"]) for entry in self.recorded_rewards() if "weight" in entry}
 
     def deciders(self) -> tuple[str, ...]:
@@ -143,9 +131,7 @@ def last_weights(record: RunRecord) -> dict[str, float]:
     return {name: float(f"{values.iloc[-1]:.3g}") for name, values in used.items() if len(values)}
 
 
-def read_run(
-    folder: Path | str, weights: Mapping[str, float] | None = None, correctness: Sequence[str] = ()
-) -> RunRecord:
+def read_run(folder: Path, weights: Mapping[str, float] | None = None, correctness: Sequence[str] = ()) -> RunRecord:
     """The run in a folder, of this project or of any TRL trainer, as far as it has come.
 
     Args:
@@ -155,7 +141,7 @@ def read_run(
 
     Raises MissingInputError for a folder that is no run, and ValueError where no step is there yet.
     """
-    folder, notes = Path(folder).expanduser(), []
+    notes: list[str] = []
     ours = (folder / "log.jsonl").exists() or (folder / "run.json").exists()
     about = read_about(folder, notes) if ours else {}
     rows = read_rows(folder / "log.jsonl", notes) if ours else read_history(folder, notes)
