@@ -1,8 +1,7 @@
 """The completions page of an evaluation: the same held-out prompts, answered by several models.
 
-It is the page of a run in which a model stands where a training step stands. Its payload has more than that of a run:
-`models` (names, by step), `places` (names of the answers: greedy, sampled 0, …), `change` (the prompts' column that says what
-became of them, and its kinds) and `hints` (what columns mean). Prompts stand with regressions first.
+A model stands where the page of a run has a training step. The payload has more: `models` (names, by step), `places`
+(names of the answers: greedy, sampled 0, …), `change` (what became of the prompts) and `hints` (what columns mean).
 """
 
 from __future__ import annotations
@@ -30,17 +29,14 @@ MEASURES = ("format", "right_anyhow")  # shown beside the rewards, from 0 to 1
 HANDLED = {*NEEDED, *MEASURES, *"question gold overlap tokens finished seconds correct_by extracted asked".split()}
 HANDLED |= {*"model text answer right cut place prompt_row total".split()}  # made here
 GREEDY = "greedy"
-CHANGES = {  # what became of a problem, in the order of reading: greedy with the first model and with the last -> name, words
+CHANGES = {  # what became of a problem: greedy with the first model and with the last -> name, words
     (1.0, 0.0): ("regression", "Greedy answer right with {0}, wrong with {1}"),
     (0.0, 1.0): ("gain", "Wrong with {0}, right with {1}"),
     (0.0, 0.0): ("still wrong", "Wrong with {0} and with {1}"),
     (1.0, 1.0): ("still right", "Right with {0} and with {1}"),
 }
 VERDICTS = {(0.0, 0.0): ("wrong", "Greedy answer wrong"), (1.0, 1.0): ("right", "Greedy answer right")}  # of one model
-ALIKE = (
-    f"{suspects.ALIKE_SHARE:.0%} of a model's answers to a prompt are {suspects.ALIKE}% alike, or {suspects.ALIKE_PROMPTS} or "
-    "more prompts got the same text. Right answers are not named."
-)
+ALIKE = f"Half of the answers to a prompt are {suspects.ALIKE}% alike, or {suspects.ALIKE_PROMPTS} prompts got one text."
 LONG = f"Cut at the limit of tokens, or longer than {suspects.LONG_TIMES:g} times the model's median and {suspects.LONG_TOKENS} tokens."
 NO_ANSWER = "Judged right without a text; or without an extracted answer, where most right ones have one."
 RULES = {  # title and words

@@ -1,8 +1,8 @@
 """The completions page: one HTML file that needs no server and no network, and the same page inside a notebook.
 
-The pages of a run and of an evaluation share it. A payload holds all that a page shows as JSON values (`page.js` says what
-it reads), packed as gzip and base64, so that no text that a model wrote stands in the HTML. The page may run its own
-script alone, which its Content-Security-Policy knows by hash.
+The pages of a run and of an evaluation share it. A payload holds all that a page shows as JSON values (`page.js` says
+what it reads), packed as gzip and base64, so that no text that a model wrote stands in the HTML. The page may run its
+own script alone, which its Content-Security-Policy knows by hash.
 """
 
 from __future__ import annotations
@@ -66,13 +66,9 @@ def page_html(payload: Row) -> str:
     template, style, script = ((PAGE_FOLDER / name).read_text(encoding="utf-8") for name in names)
     title = payload["run"]["name"] if "models" in payload else f"Completions of {payload['run']['name']}"
     title = title.replace("\0", "␀").encode("utf-8", errors="replace").decode("utf-8")  # HTML carries no half surrogate
-    filled = {
-        "CSP": POLICY.format(script=csp_hash(script), style=csp_hash(style)),
-        "TITLE": html.escape(title),
-        "STYLE": style,
-        "SCRIPT": script,
-        "PAYLOAD": pack_payload(payload),
-    }
+    policy = POLICY.format(script=csp_hash(script), style=csp_hash(style))
+    filled = {"CSP": policy, "TITLE": html.escape(title), "STYLE": style, "SCRIPT": script}
+    filled["PAYLOAD"] = pack_payload(payload)
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda place: filled[place[1]], template)  # once: the inserted is not searched
 
 
@@ -103,7 +99,7 @@ def build_payload(
 
     Args:
         run: name, model, status, steps and notes.
-        rows: a row a completion: the columns below; prompt is a row of `prompts`, answer says where it stands in the text.
+        rows: a row a completion, the columns below; prompt is a row of `prompts`, answer its place in the text.
         prompts: text, tokens, seen (steps), n, best and mean of each prompt.
         data: the data set's columns of the prompts. Those that every prompt has word for word are left out.
         scores, extras: the other columns of the completions.

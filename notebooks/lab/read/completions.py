@@ -137,7 +137,6 @@ class Completions:
         weights = weights.set_axis([f"w{i}" for i in range(len(names))], axis=1).reset_index(names="step")
         self.db.register("weights", weights)
         self.db.execute(f"CREATE TABLE facts AS {self._facts()}")
-        self.db.execute("DROP TABLE slim")
         self.db.execute(f"CREATE VIEW completions AS {self._view()}")
         measures = "count(*), coalesce(min(total), 0), coalesce(max(total), 0)"
         self.count, *self.totals = self._rows(f"SELECT {measures} FROM facts")[0]
@@ -237,7 +236,8 @@ class Completions:
         """Rows of `groups` that have suspects: of each rule in turn one, the latest first."""
         wanted = self.sql(f"""
             SELECT step, grp FROM (SELECT DISTINCT rule, step, grp FROM facts JOIN suspects USING (key))
-            ORDER BY row_number() OVER (PARTITION BY rule ORDER BY step DESC, grp), list_position({list(RULE_TITLES)}, rule)""")
+            ORDER BY row_number() OVER (PARTITION BY rule ORDER BY step DESC, grp),
+                     list_position({list(RULE_TITLES)}, rule)""")
         places = groups.reset_index(names="place")[["step", "grp", "place"]]
         return wanted.merge(places, on=["step", "grp"])["place"].drop_duplicates().tolist()
 

@@ -1,8 +1,7 @@
 """Is this GRPO run healthy? Named rules over its log, with thresholds, their reasons and what to do.
 
 `diagnose(log)` gives one finding a rule, for the last row of the log: called after every step it watches
-a run, called once it judges a finished one. It is a pure function of the rows, so trouble that came and went is
-found by calling it on the rows up to then.
+a run, called once it judges a finished one.
 
 | verdict      | meaning                                                                             |
 |--------------|-------------------------------------------------------------------------------------|
@@ -44,11 +43,9 @@ class Finding(NamedTuple):
 
 
 def diagnose(log: pd.DataFrame, *, correctness: Sequence[str] = USUAL_DECIDERS) -> list[Finding]:
-    """One finding for each of RULES, in their order, for the last row of the log.
+    """One finding for each of RULES, in their order, for the last row of the log (a row a step, as TRL logs it).
 
-    Args:
-        log: one row a training step, columns as TRL logs them; rows of evaluations are skipped.
-        correctness: the rewards that decide what is right, without version; with several, their mean counts.
+    `correctness` names the rewards that decide what is right, without version; with several, their mean counts.
     """
     run = read_log(log, correctness)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -113,7 +110,7 @@ class Convergence(NamedTuple):
 
 
 def convergence(log: pd.DataFrame) -> Convergence:
-    """The slope of the total reward over the last TREND_STEPS steps (least squares), since the last edit of a reward."""
+    """The slope of the total reward (least squares) over the last TREND_STEPS steps since the last edit of a reward."""
     whole = read_log(log, ())
     run = whole.since_change("reward")
     values = run.series.get("reward", pd.Series(np.nan, run.series.index)).to_numpy()

@@ -108,8 +108,8 @@ def unknown(run: RunLog) -> str:
 
 @rule("", "≥", 1, steps=1)
 @advise(
-    "Stop. Look at the rewards of that step for inf or NaN; lower LEARNING_RATE; use bf16 where the GPU has it. Go on from "
-    "the last checkpoint before it: weights that are NaN do not recover. One NaN grad_norm in fp16 is only a skipped step."
+    "Stop. Look at the rewards of that step for inf or NaN; lower LEARNING_RATE; use bf16 where the GPU has it. Go on "
+    "from the last checkpoint before it: NaN weights do not recover. One NaN grad_norm in fp16 is only a skipped step."
 )
 def not_a_number(run: RunLog) -> Reading:
     """Values of loss, reward, kl or grad_norm that were no finite number; fp16 skips single overflows by design."""
@@ -245,7 +245,7 @@ def clipped(run: RunLog) -> Reading:
     "not favour long wrong answers."
 )
 def length_growth(run: RunLog) -> Reading:
-    """Mean length of 10 steps, as times the first 10; worth it only if more is right (Liu et al. 2025, arXiv 2503.20783)."""
+    """Mean length of 10 steps, as times the first 10; worth it if more is right (Liu et al. 2025, arXiv 2503.20783)."""
     level, first = moving.mean(run["completions/mean_length"]), moving.first_mean(run["completions/mean_length"])
     longer = (level >= LONGER * first) & (level >= first + LONGER_FLOOR)
     flat = run.correct_level - moving.first_mean(run.correct) < FLAT

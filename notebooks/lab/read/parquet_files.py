@@ -54,7 +54,7 @@ def kinds_by_name(files: Iterable[ParquetFile]) -> dict[str, set[str]]:
 
 
 def other_columns(files: Sequence[ParquetFile], scores: Sequence[str]) -> dict[str, str]:
-    """What the files have beside the fixed columns, the scores and pandas' index: name -> SQL type of all its values."""
+    """What the files have beside the fixed columns, the scores and pandas' index: name -> SQL type."""
     # of several kinds of numbers a float; all else together is text
     types = {("bool",): "BOOLEAN", ("int",): "BIGINT", ("float",): "DOUBLE", ("float", "int"): "DOUBLE"}
     kinds = {name: tuple(sorted(kinds - {"null"})) for name, kinds in kinds_by_name(files).items()}
@@ -93,7 +93,7 @@ class CompletionFiles:
         self.others = other_columns(files, scores)
 
     def by_layout(self, places: Iterable[int] | None = None) -> list[list[int]]:
-        """The numbers of the files (None: all) that can be read together; one list after the other takes less memory."""
+        """The numbers of the files (None: all) that can be read together: lists take less memory than all at once."""
         layouts: dict[str, list[int]] = {}
         for place in range(len(self.files)) if places is None else places:
             layouts.setdefault(self.files[place].layout, []).append(place)

@@ -41,11 +41,7 @@ def matching_rewards(names: Iterable[str], wanted: Sequence[str]) -> list[str]:
 
 
 def join_versions(means: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], int]:
-    """Each reward as one series (the latest version where several have a score), and the row of the last edit.
-
-    Args:
-        means: mean scores a step, by the reward's name with its version.
-    """
+    """Mean scores a step with the versions of a reward as one (the latest that scored), and the row of the last edit."""
     joined, edited = {}, 0
     for name in sorted(means, key=lambda name: split_version(name)[1]):
         (base, _), scored = split_version(name), np.isfinite(means[name])

@@ -131,7 +131,9 @@ def last_weights(record: RunRecord) -> dict[str, float]:
     return {name: float(f"{values.iloc[-1]:.3g}") for name, values in used.items() if len(values)}
 
 
-def read_run(folder: Path, weights: Mapping[str, float] | None = None, correctness: Sequence[str] = ()) -> RunRecord:
+def read_run(
+    folder: Path | str, weights: Mapping[str, float] | None = None, correctness: Sequence[str] = ()
+) -> RunRecord:
     """The run in a folder, of this project or of any TRL trainer, as far as it has come.
 
     Args:
@@ -141,7 +143,7 @@ def read_run(folder: Path, weights: Mapping[str, float] | None = None, correctne
 
     Raises MissingInputError for a folder that is no run, and ValueError where no step is there yet.
     """
-    notes: list[str] = []
+    folder, notes = Path(folder).expanduser(), []
     ours = (folder / "log.jsonl").exists() or (folder / "run.json").exists()
     about = read_about(folder, notes) if ours else {}
     rows = read_rows(folder / "log.jsonl", notes) if ours else read_history(folder, notes)
@@ -202,13 +204,9 @@ def fit_weights(record: RunRecord) -> dict[str, float]:
 
 
 def without_steps(folder: Path, about: Row) -> str:
-    """What to do about a run's folder without a training step."""
-    if not about and not (folder / "log.jsonl").exists():
-        how = "The trainer writes it with each checkpoint (save_steps) and by trainer.save_state()."
-        return f"{folder} has no readable {STATE} with a training step, here or in a checkpoint. {how}"
-    status = ": ".join(str(about[key]) for key in ("status", "reason") if about.get(key))
-    log = folder / "log.jsonl"
-    return f"{log} has no training step yet ({status or 'no status'}): let {MADE_BY} run for a few steps."
+    status = ": ".join(str(about[key]) for key in ("status", "reason") if about.get(key)) or "no status"
+    how = f"A plain TRL trainer writes {STATE} with each checkpoint (save_steps) and by trainer.save_state()."
+    return f"{folder} has no training step yet ({status}): let {MADE_BY} run for a few steps. {how}"
 
 
 def read_about(folder: Path, notes: list[str]) -> Row:
@@ -235,17 +233,14 @@ def read_history(folder: Path, notes: list[str]) -> list[Row]:
     """TRL's log: of the folder or of the newest checkpoint that can be read, whichever went further."""
     checkpoints = sorted((p for p in folder.glob("checkpoint-*") if step_of(p) >= 0), key=step_of, reverse=True)
     histories: list[list[Row]] = []
-    for place in (folder, *checkpoints):
+    for place in (place for place in (folder, *checkpoints) if (place / STATE).exists()):
         try:
             history = json.loads((place / STATE).read_text(encoding="utf-8"))["log_history"]
             histories.append([row for row in history if isinstance(row, dict)])
-        except FileNotFoundError:
-            continue
+            if place != folder:
+                break
         except (OSError, ValueError, KeyError, TypeError):
             notes.append(f"{relative(place / STATE)} is damaged and left out")
-            continue
-        if place != folder:
-            break
     return max(histories, key=len, default=[])
 
 

@@ -36,12 +36,7 @@ class Selection(NamedTuple):
 
 
 def choose_groups(groups: pd.DataFrame, suspects: Sequence[int], limit: float, characters: float) -> list[int]:
-    """Rows of `groups` to show: of the latest step, then with suspects (up to a third), then spread evenly over the run.
-
-    Args:
-        groups: step, n, characters of each group.
-        suspects: rows of `groups` with suspects, the most wanted first.
-    """
+    """Rows of `groups` (step, n, characters): of the latest step, then suspects (up to a third), then spread evenly."""
     latest = groups.index[groups["step"] == groups["step"].max()]
     parts = [(spread(latest), 1.0), (suspects, SUSPECTS_SHARE), (spread(range(len(groups))), 1.0)]
     return take_groups(groups, parts, limit, characters)

@@ -34,7 +34,7 @@ LINE = {  # how the line shows a metric
 class LiveView(StatefulCallback):
     """In Jupyter and Colab a line, a figure, a table of findings and samples, each updated in its place.
 
-    In a script it prints a line now and then. Where `GRPO_QUIET` is set it shows the end only. It shows sample completions
+    In a script it prints a line now and then. Where `GRPO_QUIET` is set it shows the end only. Sample completions come
     every `show_every` steps, none for 0.
     """
 

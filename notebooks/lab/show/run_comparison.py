@@ -62,10 +62,8 @@ def group_runs(records: Sequence[RunRecord]) -> list[Group]:
     for record, label in zip(records, run_summary.label_runs(records)):
         labelled.setdefault(label, []).append(record)
     looks = ({"color": style.COLOURS[nth % 7], "linestyle": style.DASHES[nth % 4]} for nth in itertools.count())
-    return [
-        Group(*about)
-        for about in zip(string.ascii_uppercase + string.ascii_lowercase, labelled, labelled.values(), looks)
-    ]
+    letters = string.ascii_uppercase + string.ascii_lowercase
+    return [Group(*about) for about in zip(letters, labelled, labelled.values(), looks)]
 
 
 def compared_panels(records: Sequence[RunRecord]) -> list[tuple[str, str, str, str]]:

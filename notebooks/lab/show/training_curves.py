@@ -146,7 +146,7 @@ def draw_held_out(axes: Axes, record: RunRecord, looks: dict[str, Row]) -> None:
 
 
 def draw_signal(axes: Axes, record: RunRecord) -> None:
-    """The spread of the step's totals (left), which different prompts keep up, and the share of groups without one (right)."""
+    """The spread of a step's totals (left), which different prompts keep up, and the share of groups without (right)."""
     style.curve(axes, record.log["reward_std"], "reward_std (left)")
     axes.set_ylim(bottom=0)
     if "frac_reward_zero_std" in record.log:
