@@ -36,7 +36,7 @@ CHANGES = {  # what became of a problem: greedy with the first model and with th
     (1.0, 1.0): ("still right", "Right with {0} and with {1}"),
 }
 VERDICTS = {(0.0, 0.0): ("wrong", "Greedy answer wrong"), (1.0, 1.0): ("right", "Greedy answer right")}  # of one model
-ALIKE = f"Half of the answers to a prompt are {suspects.ALIKE}% alike, or {suspects.ALIKE_PROMPTS} prompts got one text."
+ALIKE = f"Half of a prompt's answers are {suspects.ALIKE}% alike, or {suspects.ALIKE_PROMPTS} prompts got one text."
 LONG = f"Cut at the limit of tokens, or longer than {suspects.LONG_TIMES:g} times the model's median and {suspects.LONG_TOKENS} tokens."
 NO_ANSWER = "Judged right without a text; or without an extracted answer, where most right ones have one."
 RULES = {  # title and words

@@ -73,7 +73,6 @@ def page_html(payload: Row) -> str:
 
 
 def csp_hash(text: str) -> str:
-    """A source's hash as a Content-Security-Policy names it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
 
 

@@ -58,13 +58,8 @@ class ScoreColumn(NamedTuple):
 class Completions:
     """The completions of a run; a context manager, for it holds a temporary folder.
 
-    Attributes:
-        rewards: the score columns, versions apart, in the log's order.
-        data_columns, extra_columns: names of the other columns, those of the data set and the rest.
-        notes: files that were left out, and why.
-        count: completions in all.
-
-    Raises ValueError where the run has no readable completions.
+    Attributes are `rewards` (the score columns, versions apart), `data_columns` and `extra_columns` (names of the others),
+    `notes` (files that were left out, and why) and `count`. Raises ValueError where no completions can be read.
     """
 
     def __init__(self, record: RunRecord) -> None:

@@ -35,7 +35,6 @@ def minimum(values: np.ndarray, width: int) -> np.ndarray:
 
 
 def delayed(values: np.ndarray, rows: int) -> np.ndarray:
-    """The same values, `rows` rows later."""
     return pd.Series(values).shift(rows).to_numpy()
 
 
@@ -52,10 +51,9 @@ def best_so_far(level: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def standard_error(values: np.ndarray) -> float:
-    """Standard error of the difference of two windows' means.
+    """Standard error of the difference of two windows' means, from the median difference between neighbouring steps.
 
-    It comes from the median difference between one step and the next, which a trend or a single wild step hardly
-    changes. 1.4826 times the median deviation is the standard deviation of normal noise; a difference has √2 of it.
+    1.4826 times the median deviation is the standard deviation of normal noise; a difference has √2 of it.
     """
     known = values[np.isfinite(values)][-200:]
     if known.size < 3:

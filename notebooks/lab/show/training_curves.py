@@ -124,7 +124,10 @@ def reward_looks(names: Sequence[str]) -> dict[str, Row]:
 
 def weight_text(weights: pd.Series) -> str:
     """A weight for the legend: 0.5, or 0.5→1 where it changed while the reward was in use."""
-    first, last = weights.dropna().iloc[[0, -1]]
+    known = weights.dropna()
+    if known.empty:
+        return "?"
+    first, last = known.iloc[[0, -1]]
     return f"{first:.2g}→{last:.2g}" if differs(first, last) else f"{first:.3g}"
 
 
