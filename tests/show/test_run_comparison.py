@@ -44,9 +44,7 @@ def below(figure):
 def test_two_sizes_of_the_base_are_two_lines():
     figure = run_comparison.compare_figure([made(), made(60, model="large")])
     assert titles(figure) == ["Total reward", "Correctness", "Distance from the base policy", "Completion length"]
-    assert (
-        legend(figure) == ["A: model small", "B: model large"] and figure.legends[0].get_title().get_text() == "Sizes"
-    )
+    assert legend(figure) == ["A: model small", "B: model large"]
     assert [line.get_xdata()[-1] for line in figure.axes[0].lines if len(line.get_xdata())] == [40, 60]
     assert below(figure) == "Lines are smoothed."
 
