@@ -13,10 +13,10 @@ from lab.files import ROOT
 from lab.make import run
 from lab.make.run import EVERY, ROAD, NotebookError
 from lab.measure import comparison, evaluate
-from lab.page import page_file
 from lab.read import health_rules
 from lab.show import training_curves
 from lab.train import launch
+from tests.page.browser_payload import unpack_payload
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SMOKE = {
@@ -330,7 +330,7 @@ def test_04_drew_every_figure(road):
 def test_04_wrote_the_verdict_of_every_rule_and_a_page_with_every_completion(road):
     diagnosis = read(road / "diagnosis.json")
     assert {finding["rule"] for finding in diagnosis["findings"]} == {rule.name for rule in health_rules.RULES}
-    payload = page_file.unpack_payload((road / "completions.html").read_text(encoding="utf-8"))
+    payload = unpack_payload((road / "completions.html").read_text(encoding="utf-8"))
     written = [
         text
         for path in sorted((road / "run/completions").glob("*.parquet"))
@@ -391,7 +391,7 @@ def test_05_is_served_and_asked_and_its_answers_stand_in_a_page(road):
     cells = code_cells(road / "executed/05_merge_and_export.ipynb")
     text = "".join("".join(output.get("text", "")) for cell in cells for output in cell.outputs)
     assert "6 of 6 answers as expected" in text and "--enable-lora --max-lora-rank 16" in text
-    payload = page_file.unpack_payload((road / "evaluation.html").read_text(encoding="utf-8"))
+    payload = unpack_payload((road / "evaluation.html").read_text(encoding="utf-8"))
     assert payload["models"] == ["base", "adapter", "merged"] and len(payload["completions"]["text"]) == 144
     for name in ("adapter/adapter_model.safetensors", "adapter/chat_template.jinja", "merged-4bit/model.safetensors"):
         assert (road / name).exists(), name

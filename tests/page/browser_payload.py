@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 import random
+import re
 import statistics
+
+
+def unpack_payload(text: str) -> dict:
+    """The payload in a page."""
+    packed = re.search(r'id="payload">([A-Za-z0-9+/=\s]*)</script>', text)
+    return json.loads(gzip.decompress(base64.b64decode(packed[1])))
+
 
 REWARDS = [
     {"name": "correctness_reward", "low": 0.0, "high": 1.0, "decides": True},

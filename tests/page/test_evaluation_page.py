@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lab.files import MissingInputError
 from lab.page import evaluation_page, page_file
+from tests.page.browser_payload import unpack_payload
 from tests.page.test_browser import (  # noqa: F401 (fixtures)
     CONTRAST,
     HOSTILE,
@@ -212,10 +212,7 @@ def test_files_and_tables_give_the_same_page(tmp_path):
 def test_equal_tables_give_equal_pages_apart_from_the_time(tmp_path):
     one, other = payload(), payload()
     one["run"]["made"] = other["run"]["made"] = ""
-    assert (
-        page_file.page_html(one) == page_file.page_html(other)
-        and page_file.unpack_payload(page_file.page_html(one)) == one
-    )
+    assert page_file.page_html(one) == page_file.page_html(other) and unpack_payload(page_file.page_html(one)) == one
 
 
 # --------------------------------------------------------------------------- what is missing, damaged or odd
@@ -247,7 +244,7 @@ def test_without_greedy_answers_the_largest_losses_come_first():
 
 def test_a_verdict_that_is_missing_is_neither_right_nor_wrong():
     found = payload(changed(tables(), "merged", 0, correct=np.nan))
-    assert page_file.unpack_payload(page_file.page_html(found)) == found
+    assert unpack_payload(page_file.page_html(found)) == found
     assert found["prompts"]["data"]["change"][found["prompts"]["data"]["row"].index(0)] is None
     assert found["completions"]["right"].count(None) == 1
 
@@ -261,25 +258,12 @@ def test_only_the_needed_columns_are_needed():
 def test_tables_that_do_not_fit_together_are_said_to_be_so():
     answers = tables()
     answers["merged"] = answers["merged"].query("row != 3")
-    answers["adapter"] = pd.concat([answers["adapter"], answers["adapter"].head(2)])
     answers = changed(answers, "base", 5, prompt="other words")
     found = payload(answers)
     assert found["run"]["notes"] == [
         "1 prompt without an answer of every model",
     ]
     assert found["prompts"]["seen"][found["prompts"]["data"]["row"].index(3)] == [0, 1]
-
-
-def test_files_that_cannot_be_used_are_named(tmp_path):
-    (tmp_path / "damaged.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(ValueError, match="damaged.parquet is damaged"):
-        payload({"base": tmp_path / "damaged.parquet"})
-    with pytest.raises(MissingInputError, match="05_merge_and_export"):
-        payload({"base": tmp_path / "none.parquet"})
-    with pytest.raises(ValueError, match="'base' lack completion, correct"):
-        payload({"base": tables()["base"].drop(columns=["correct", "completion"])})
-    with pytest.raises(ValueError, match="at least one model"):
-        payload({})
 
 
 def test_no_answers_at_all_make_an_empty_page():

@@ -1,6 +1,7 @@
 """The completions page of a run: its payload, its file, and how it is shown in a notebook. Small synthetic runs."""
 
 import base64
+import dataclasses
 import hashlib
 import html
 import json
@@ -13,6 +14,7 @@ import pytest
 import rewards
 from lab.page import answer_marks, page_file, run_page
 from lab.read import run_record
+from tests.page.browser_payload import unpack_payload
 from tests.read.small_runs import distinct, group, healthy, make_run, one, tagged, with_evaluations
 
 HOSTILE = [
@@ -85,7 +87,7 @@ def hostile(tmp_path_factory):
     printed = [{"step": 1, "text": "\ud800 half"}, {"text": "no step"}, {"step": 2, "text": "</script>"}]
     (folder / "printed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in printed))
     (folder / "events.jsonl").write_text(json.dumps({"step": 2, "kind": "resumed", "after_step": 1}) + "\n{half")
-    return run_record.read_run(folder, name="\udfff <b>&")
+    return dataclasses.replace(run_record.read_run(folder), name="\udfff <b>&")
 
 
 def test_the_payload_is_whole(hostile):
@@ -279,7 +281,7 @@ def template(tmp_path, monkeypatch):
 def test_the_page_has_its_payload_and_no_text_of_a_model(template, hostile):
     found = run_page.run_payload(hostile)
     text = page_file.page_html(found)
-    assert page_file.unpack_payload(text) == found
+    assert unpack_payload(text) == found
     assert "alert(1)" not in text and "// {{TITLE}} é</script>" in text
     assert "<title>Completions of ? &lt;b&gt;&amp;</title>" in text
 
@@ -299,14 +301,12 @@ def test_the_policy_allows_the_pages_own_style_and_script_alone(hostile):
 def test_writing_a_page_says_where_how_big_and_what_it_lacks(template, tmp_path, capsys):
     make_run(tmp_path / "outputs/run", healthy())
     (tmp_path / "outputs/run/completions/completions_00003.parquet").write_bytes(b"PAR1 half")
-    path = run_page.write_run_page(tmp_path / "outputs/run", limit=100)
+    record = run_record.read_run(tmp_path / "outputs/run")
+    path = run_page.write_run_page(record, tmp_path / "outputs/completions.html", limit=100)
     said = capsys.readouterr().out
-    assert (
-        path == tmp_path / "outputs/completions.html"
-        and page_file.unpack_payload(path.read_text())["selection"]["kept"] == 96
-    )
+    assert path == tmp_path / "outputs/completions.html" and unpack_payload(path.read_text())["selection"]["kept"] == 96
     assert f"{path} (" in said and " kB): 96 of 576 completions" in said and "Not in this page: 480 completions" in said
-    assert "1 half-written file of completions left out" in said
+    assert "1 file of completions left out: damaged" in said
 
 
 def test_a_page_goes_where_it_is_told(template, tmp_path):
@@ -316,17 +316,9 @@ def test_a_page_goes_where_it_is_told(template, tmp_path):
 
 def test_a_page_is_shown_in_a_frame_that_reaches_nothing_outside(template, tmp_path):
     path = run_page.write_run_page(make_run(tmp_path / "run", {1: distinct(8)}), tmp_path / "page.html")
-    shown = page_file.show_page(path, height=300).data
+    shown = page_file.show_page(path).data
     inside = html.unescape(re.search(r'srcdoc="([^"]*)"', shown)[1])
-    assert inside == path.read_text() and 'sandbox="allow-scripts allow-downloads"' in shown and 'height="300"' in shown
-
-
-def test_a_page_of_a_run_whose_log_is_not_there_yet(template, tmp_path):
-    make_run(tmp_path / "run", {1: distinct(8)})
-    (tmp_path / "run/log.jsonl").write_text("")
-    found = page_file.unpack_payload(run_page.write_run_page(tmp_path / "run").read_text())
-    assert found["metrics"] == {"step": [], "columns": {}, "own": []} and found["run"]["steps"] == 1
-    assert list(found["completions"]["scores"]) == ["correctness_reward", "format_reward"]
+    assert inside == path.read_text() and 'sandbox="allow-scripts allow-downloads"' in shown
 
 
 def test_held_out_answers_stand_beside_the_others_in_the_order_of_their_steps(tmp_path):

@@ -1,5 +1,6 @@
 """The reader of runs: ours and plain TRL ones, whole, half-written and still going; and what tells several apart."""
 
+import dataclasses
 import json
 import math
 
@@ -83,7 +84,6 @@ def test_a_whole_run_is_read_with_evaluations_apart_from_steps(folder):
     )
     assert record.evaluations[["step", "n", "correctness_reward"]].to_numpy().tolist() == [[0, 64, 0.1], [2, 64, 0.3]]
     assert record.events[0]["kind"] == "resumed" and record.printed == [{"step": 3, "text": "hello\n"}]
-    assert run_record.read_run(folder, "mine").name == "mine"
 
 
 @pytest.mark.parametrize(
@@ -149,15 +149,14 @@ def test_a_run_whose_process_is_gone_is_told_as_killed(folder):
     assert run_record.read_run(folder).about["status"] == "killed"
 
 
-def test_without_a_step_the_error_says_how_it_stands_unless_none_is_needed(folder):
+def test_without_a_step_the_error_says_how_it_stands(folder):
     write_rows(folder / "log.jsonl", [{"step": 0, "eval_correctness_reward": 0.1, "eval_n": 64}])
     write_json(folder / "run.json", {**about(), "status": "failed", "reason": "no room"})
     with pytest.raises(ValueError, match=r"no training step yet \(failed: no room\): let 03_train_grpo run"):
         run_record.read_run(folder)
-    record = run_record.read_run(folder, need_steps=False)
-    assert record.log.empty and len(record.evaluations) == 1 and record.weights().empty and record.own_metrics() == []
     (folder / "log.jsonl").unlink()
-    assert run_record.read_run(folder, need_steps=False).evaluations.columns[:2].tolist() == ["step", "n"]
+    with pytest.raises(ValueError, match=r"no training step yet \(failed: no room\)"):
+        run_record.read_run(folder)
 
 
 def test_what_is_no_run_is_refused_with_where_to_look(folder, tmp_path):
@@ -168,15 +167,12 @@ def test_what_is_no_run_is_refused_with_where_to_look(folder, tmp_path):
             run_record.read_run(place)
 
 
-def test_half_written_completions_are_left_out_and_the_rest_is_in_the_order_of_steps(folder):
+def test_completions_are_in_the_order_of_steps(folder):
     kept = [completions(folder, step) for step in (9, 100_000, 99_999)]
-    completions(folder, 100_001, cut=0)
-    completions(folder, 100_002, cut=60)
     (folder / "completions" / "completions_00003.tmp").write_bytes(b"")
     (folder / "completions" / "completions_old.parquet").write_bytes(b"")
     record = run_record.read_run(folder)
     assert record.completions == [kept[0], kept[2], kept[1]]
-    assert record.notes == ["2 half-written files of completions left out: completions_100001.parquet …"]
 
 
 def test_a_run_that_goes_on_is_read_as_far_as_it_has_come(folder):
@@ -230,11 +226,10 @@ def test_a_half_written_checkpoint_falls_back_to_the_one_before(tmp_path, text):
     assert len(record.log) == 2 and "checkpoint-4" in record.notes[0] and "damaged" in record.notes[0]
 
 
-def test_a_trl_run_before_its_first_checkpoint_says_so_and_gives_its_completions(tmp_path):
-    path = completions(tmp_path, 5)
+def test_a_trl_run_before_its_first_checkpoint_says_so(tmp_path):
+    completions(tmp_path, 5)
     with pytest.raises(ValueError, match="save_steps"):
         run_record.read_run(tmp_path)
-    assert run_record.read_run(tmp_path, need_steps=False).completions == [path]
 
 
 # --------------------------------------------------------------------------- weights and metrics
@@ -311,7 +306,8 @@ def test_no_column_of_a_real_trainer_is_taken_for_a_rewards_own(folder):
 
 
 def made(name="run", rows=None, **how):
-    return run_record.record_from_rows(rows or [row(1), row(2)], about=about(**how), name=name)
+    record = run_record.record_from_rows(rows or [row(1), row(2)], about=about(**how))
+    return dataclasses.replace(record, name=name)
 
 
 def test_runs_that_differ_by_their_seed_and_length_alone_have_one_label():
@@ -345,15 +341,6 @@ def test_a_label_names_three_differences_and_counts_the_rest():
     )
 
 
-def test_a_given_name_goes_before_unless_it_names_one_seed_of_several():
-    assert run_summary.label_runs([made("A"), made("B", learning_rate=1e-6)]) == ["A", "B"]
-    assert run_summary.label_runs([made("A", seed=1), made("B", seed=2), made("C", model="large")]) == [
-        "model small",
-        "model small",
-        "C",
-    ]
-
-
 def test_runs_without_a_record_go_by_their_folders_and_are_never_seeds_of_one(tmp_path):
     for name in ("first", "second"):
         state(tmp_path / name / "out", [1])
@@ -370,7 +357,7 @@ def test_the_summary_takes_the_last_ten_steps_and_the_last_evaluation():
         {"step": 20, "eval_correctness_reward_v2": 0.9, "eval_n": 9},
     ]
     line = run_summary.summarize_runs([made("A", rows)]).loc["A"]
-    assert (line["group"], line["steps"], line["seconds"]) == ("A", 20, 12.5)
+    assert (line["group"], line["steps"], line["seconds"]) == ("small", 20, 12.5)
     assert (
         line["reward"] == pytest.approx(0.775)
         and line["correctness"] == pytest.approx(0.4)
@@ -403,14 +390,6 @@ def test_a_diagnosis_can_be_written_as_json_with_its_thresholds():
         health.TREND_NOTE
     )
     assert (made["status"], made["steps"], made["decided_by"]) == ("finished", 14, ["correctness_reward"])
-
-
-def test_what_json_cannot_hold_becomes_null():
-    assert run_summary.without_nan({"a": [math.nan, 1.5, (math.inf,)], "b": "x", "c": 2}) == {
-        "a": [None, 1.5, [None]],
-        "b": "x",
-        "c": 2,
-    }
 
 
 def test_a_run_says_itself_which_rewards_decide_what_is_right_and_an_older_one_goes_by_their_names():

@@ -42,11 +42,9 @@ def below(figure):
 
 
 def test_two_sizes_of_the_base_are_two_lines():
-    figure = run_comparison.compare_figure([made(), made(60, model="large")], title="Sizes")
+    figure = run_comparison.compare_figure([made(), made(60, model="large")])
     assert titles(figure) == ["Total reward", "Correctness", "Distance from the base policy", "Completion length"]
-    assert (
-        legend(figure) == ["A: model small", "B: model large"] and figure.legends[0].get_title().get_text() == "Sizes"
-    )
+    assert legend(figure) == ["A: model small", "B: model large"]
     assert [line.get_xdata()[-1] for line in figure.axes[0].lines if len(line.get_xdata())] == [40, 60]
     assert below(figure) == "Lines are smoothed."
 
@@ -104,10 +102,3 @@ def test_an_edited_reward_is_one_series_with_a_cross_where_it_changed():
 def test_what_decides_may_be_called_otherwise_and_that_is_said():
     said = below(run_comparison.compare_figure([made(), made(rewards=("math_reward",), weights=(1.0,))]))
     assert "Correctness is what different rewards say: correctness_reward (A), math_reward (B)." in said
-
-
-def test_labels_can_be_given_and_no_run_is_refused():
-    figure = run_comparison.compare_figure([made(), made(model="large")], by=lambda one: "all of them")
-    assert legend(figure) == ["A: all of them (n = 2)"]
-    with pytest.raises(ValueError, match="no run to compare"):
-        run_comparison.compare_figure([])

@@ -1,5 +1,6 @@
 """The figures of a run: what they draw, what they say instead of drawing, and that nothing lies on anything."""
 
+import dataclasses
 import json
 import os
 import re
@@ -334,6 +335,13 @@ def test_many_marks_share_letters_where_they_nearly_touch_and_all_are_said():
 # --------------------------------------------------------------------------- the whole figure
 
 
+LONG = "a long " + "long " * 30
+
+
+def two_runs():
+    return [("first", record()), ("second", eventful())]
+
+
 FIGURES = {
     "plain": lambda: training_curves.training_figure(record(), "A run"),
     "eventful": lambda: training_curves.training_figure(eventful(), "A run"),
@@ -348,7 +356,7 @@ FIGURES = {
     ),
     "live": lambda: training_curves.live_figure(eventful()),
     "compared": lambda: run_comparison.compare_figure(
-        [record(), eventful()], by=lambda one: f"a {'long ' * 30}label {one.about}"
+        [dataclasses.replace(one, about={**one.about, "model": {"name": LONG + name}}) for name, one in two_runs()]
     ),
     **{name: lambda name=name: training_curves.one_panel(name, eventful()) for name in training_curves.PANELS},
 }

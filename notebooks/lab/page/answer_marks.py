@@ -50,5 +50,4 @@ def answer_span(text: str, format: rewards.Format) -> list[int] | None:
 
 
 def utf16_length(text: str) -> int:
-    """Its length as a browser counts."""
-    return len(text) if text.isascii() else len(text.encode("utf-16-le", errors="surrogatepass")) // 2
+    return len(text.encode("utf-16-le", errors="surrogatepass")) // 2

@@ -1,8 +1,7 @@
 """The completions page of an evaluation: the same held-out prompts, answered by several models.
 
-It is the page of a run in which a model stands where a training step stands. Its payload has more than that of a run:
-`models` (names, by step), `places` (names of the answers: greedy, sampled 0, …), `change` (the prompts' column that says what
-became of them, and its kinds) and `hints` (what columns mean). Prompts stand with regressions first.
+A model stands where the page of a run has a training step. The payload has more: `models` (names, by step), `places`
+(names of the answers: greedy, sampled 0, …), `change` (what became of the prompts) and `hints` (what columns mean).
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
 import rewards
-from lab.files import Row, need, relative
+from lab.files import Row
 from lab.page import page_file
 from lab.page.answer_marks import with_spans
 from lab.page.page_file import json_column, json_value
@@ -26,18 +24,19 @@ from lab.read import completions, suspects
 from lab.read.run_record import count_of
 from lab.read.selection import Selection, take_groups
 
-MADE_BY = "05_merge_and_export"
 NEEDED = ("row", "decoding", "sample", "prompt", "completion", "correct")
 MEASURES = ("format", "right_anyhow")  # shown beside the rewards, from 0 to 1
 HANDLED = {*NEEDED, *MEASURES, *"question gold overlap tokens finished seconds correct_by extracted asked".split()}
+HANDLED |= {*"model text answer right cut place prompt_row total".split()}  # made here
 GREEDY = "greedy"
-# What became of a problem, in the order in which a person wants to read: greedy with the first model and with the last.
-CHANGES = {(1.0, 0.0): "regression", (0.0, 1.0): "gain", (0.0, 0.0): "still wrong", (1.0, 1.0): "still right"}
-VERDICTS = {(0.0, 0.0): "wrong", (1.0, 1.0): "right"}  # with one model there is no change
-ALIKE = (
-    f"{suspects.ALIKE_SHARE:.0%} of a model's answers to a prompt are {suspects.ALIKE}% alike, or {suspects.ALIKE_PROMPTS} or "
-    "more prompts got the same text. Right answers are not named."
-)
+CHANGES = {  # what became of a problem: greedy with the first model and with the last -> name, words
+    (1.0, 0.0): ("regression", "Greedy answer right with {0}, wrong with {1}"),
+    (0.0, 1.0): ("gain", "Wrong with {0}, right with {1}"),
+    (0.0, 0.0): ("still wrong", "Wrong with {0} and with {1}"),
+    (1.0, 1.0): ("still right", "Right with {0} and with {1}"),
+}
+VERDICTS = {(0.0, 0.0): ("wrong", "Greedy answer wrong"), (1.0, 1.0): ("right", "Greedy answer right")}  # of one model
+ALIKE = f"Half of a prompt's answers are {suspects.ALIKE}% alike, or {suspects.ALIKE_PROMPTS} prompts got one text."
 LONG = f"Cut at the limit of tokens, or longer than {suspects.LONG_TIMES:g} times the model's median and {suspects.LONG_TOKENS} tokens."
 NO_ANSWER = "Judged right without a text; or without an extracted answer, where most right ones have one."
 RULES = {  # title and words
@@ -46,18 +45,12 @@ RULES = {  # title and words
     "near_duplicates": (suspects.RULE_TITLES["near_duplicates"], ALIKE),
     "very_long": ("Cut at the limit, or very long", LONG),
 }
-Answers = Mapping[str, Path | str | pd.DataFrame]
+Answers = Mapping[str, Path | pd.DataFrame]
 
 
-def write_evaluation_page(answers: Answers, path: Path | str, **settings: Any) -> Path:
-    """Writes the page of an evaluation, whole or not at all, and says where, how big, and what it lacks.
-
-    Args:
-        answers, settings: as for `evaluation_payload`.
-
-    Raises ValueError for no model, a table that lacks a column, or a damaged file; MissingInputError for a file that is not there.
-    """
-    return page_file.write_page_file(evaluation_payload(answers, **settings), Path(path))
+def write_evaluation_page(answers: Answers, path: Path, **settings: Any) -> Path:
+    """Writes `evaluation_payload` as a page, whole or not at all, and says where, how big, and what it lacks."""
+    return page_file.write_page_file(evaluation_payload(answers, **settings), path)
 
 
 def evaluation_payload(
@@ -121,41 +114,21 @@ def evaluation_payload(
 
 def read_answers(answers: Answers) -> tuple[pd.DataFrame, list[str]]:
     """(all answers, with `model` as its number, `text`, `right` and `cut`; what was odd in them, in words)."""
-    if not answers or not all(map(str, answers)):
-        raise ValueError("an evaluation needs at least one model, and a name for each")
-    tables = []
-    for i, (name, source) in enumerate(answers.items()):
-        try:
-            table = source if isinstance(source, pd.DataFrame) else pd.read_parquet(need(Path(source), MADE_BY))
-        except pa.ArrowException as error:
-            raise ValueError(f"{relative(source)} is damaged ({error}): run notebook {MADE_BY} again.") from error
-        if missing := [column for column in NEEDED if column not in table]:
-            raise ValueError(f"the answers of {name!r} lack {', '.join(missing)}: run notebook {MADE_BY} again.")
-        tables.append(table.assign(model=i))
+    sources = enumerate(answers.values())
+    tables = [(one if isinstance(one, pd.DataFrame) else pd.read_parquet(one)).assign(model=i) for i, one in sources]
     table = pd.concat(tables, ignore_index=True)
-    table = table.drop(columns=[name for name in table if str(name).startswith("__index_level_")])
-    unique = table.drop_duplicates(["model", "row", "decoding", "sample"], ignore_index=True)
-    partly = int((unique.groupby("row")["model"].nunique() < len(answers)).sum())
+    partly = int((table.groupby("row")["model"].nunique() < len(answers)).sum())
     notes = [f"{count_of(partly, 'prompt')} without an answer of every model"] if partly else []
     numeric = ("tokens", "seconds", "correct", *MEASURES)
-    numeric = [name for name in unique if name in numeric or str(name).startswith("reward/")]
-    numbers = {name: pd.to_numeric(unique[name], errors="coerce").astype(float) for name in numeric}
-    unique = unique.assign(
-        **{name: values.replace([math.inf, -math.inf], math.nan) for name, values in numbers.items()}
-    )
-
-    def texts(name: str, most: float = math.inf) -> pd.Series:
-        """A column of dtype object: pandas' own text refuses half surrogates."""
-        return pd.Series([shortened(str(value), most) for value in unique[name]], unique.index, dtype=object)
-
-    completion = texts("completion")
-    return unique.assign(
-        text=completion.str[: completions.LONGEST_TEXT],
-        cut=(completion.str.len() - completions.LONGEST_TEXT).clip(lower=0),
-        right=unique["correct"],
-        prompt=texts("prompt", completions.LONGEST_TEXT),
-        decoding=texts("decoding"),
-        tokens=unique.get("tokens", math.nan),
+    numeric = [name for name in table if name in numeric or str(name).startswith("reward/")]
+    table, most = table.astype(dict.fromkeys(numeric, float)), completions.LONGEST_TEXT
+    # texts stay of dtype object: pandas' own text refuses half surrogates
+    return table.assign(
+        text=pd.Series([text[:most] for text in table["completion"]], table.index, dtype=object),
+        cut=[max(0, len(text) - most) for text in table["completion"]],
+        right=table["correct"],
+        prompt=pd.Series([shortened(text, most) for text in table["prompt"]], table.index, dtype=object),
+        tokens=table.get("tokens", math.nan),
     ), notes
 
 
@@ -193,10 +166,9 @@ def sorted_problems(table: pd.DataFrame, models: int) -> pd.DataFrame:
         rows[f"{when}_greedy"] = rows["row"].map(mine[greedy].drop_duplicates("row").set_index("row")["right"])
         rows[when] = rows["row"].map(mine[~greedy].groupby("row")["right"].mean()).astype(float)
     kinds = CHANGES if models > 1 else VERDICTS
-    order = {kind: i for i, kind in enumerate(kinds.values())}
-    changes = [kinds.get(pair) for pair in zip(rows["before_greedy"], rows["after_greedy"])]
-    rows["change"] = pd.Series(changes, rows.index, dtype=object)
-    rows["rank"] = [order.get(kind, len(order)) for kind in rows["change"]]
+    pairs = list(zip(rows["before_greedy"], rows["after_greedy"]))
+    rows["change"] = pd.Series([kinds[pair][0] if pair in kinds else None for pair in pairs], rows.index, dtype=object)
+    rows["rank"] = [list(kinds).index(pair) if pair in kinds else len(kinds) for pair in pairs]
     rows["gained"] = rows["after"] - rows["before"] if models > 1 else rows["after"]
     return rows.sort_values(["rank", "gained", "row"], ignore_index=True)
 
@@ -205,23 +177,15 @@ def weighted_totals(table: pd.DataFrame, weights: Mapping[str, float]) -> pd.Ser
     """The weighted sum of each answer's rewards, NaN without any."""
     used = {f"reward/{name}": float(weight) for name, weight in weights.items() if f"reward/{name}" in table}
     scores = table[list(used)]
-    total = scores.fillna(0.0) @ np.array(list(used.values()), dtype=float)
-    return total.where(scores.notna().any(axis=1)).astype(float)
+    return (scores.fillna(0.0) * pd.Series(used, dtype=float)).sum(axis=1).where(scores.notna().any(axis=1))
 
 
 def change_part(problems: pd.DataFrame, models: Sequence[str]) -> Row:
     """The column that says what became of a prompt, and its values in words, with how many there are."""
-    first, last, n = models[0], models[-1], Counter(problems["change"])
-    words = {
-        "regression": f"Greedy answer right with {first}, wrong with {last}",
-        "gain": f"Wrong with {first}, right with {last}",
-        "still wrong": f"Wrong with {first} and with {last}",
-        "still right": f"Right with {first} and with {last}",
-        "wrong": "Greedy answer wrong",
-        "right": "Greedy answer right",
-    }
-    kinds = [{"name": kind, "said": said, "n": n[kind]} for kind, said in words.items() if n[kind]]
-    return {"column": "change" if len(models) > 1 else "greedy", "kinds": kinds}
+    n, several = Counter(problems["change"]), len(models) > 1
+    words = (CHANGES if several else VERDICTS).values()
+    kinds = [{"name": k, "said": said.format(models[0], models[-1]), "n": n[k]} for k, said in words if n[k]]
+    return {"column": "change" if several else "greedy", "kinds": kinds}
 
 
 def selection_words(table: pd.DataFrame, kept: Sequence[int], models: Sequence[str], change: Row) -> Row:
@@ -272,8 +236,7 @@ def prompt_columns(first: pd.DataFrame, problems: pd.DataFrame, models: Sequence
 
 def extra_columns(table: pd.DataFrame) -> dict[str, list]:
     """Columns of the answers: how they were decoded, whether they came to an end, and whatever else the tables have."""
-    made = {*HANDLED, *"model text answer right cut place prompt_row total".split()}
-    others = [name for name in table if name not in made and not str(name).startswith(("data/", "reward/"))]
+    others = [name for name in table if name not in HANDLED and not str(name).startswith(("data/", "reward/"))]
     if "finished" in table and table["finished"].eq(False).any():
         others.insert(0, "finished")
     if "seconds" in table and table["seconds"].notna().any():

@@ -1,8 +1,8 @@
 """The completions page: one HTML file that needs no server and no network, and the same page inside a notebook.
 
-What the page of a run and that of an evaluation share is here: the parts of their payload, and the file. A payload holds all that a page shows as JSON values (`page.js` says what it reads). It is packed as gzip and
-base64, so that no text that a model wrote stands in the HTML. The page may run its own script alone, which its
-Content-Security-Policy knows by hash.
+The pages of a run and of an evaluation share it. A payload holds all that a page shows as JSON values (`page.js` says
+what it reads), packed as gzip and base64, so that no text that a model wrote stands in the HTML. The page may run its
+own script alone, which its Content-Security-Policy knows by hash.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 import rewards
-from lab.files import Row, need, relative, write_text
+from lab.files import Row, relative, write_text
 from lab.page.answer_marks import format_marks
 from lab.read.completions import ScoreColumn
 
@@ -49,38 +49,30 @@ def write_page_file(payload: Row, path: Path) -> Path:
     return path
 
 
-def show_page(path: Path | str, height: int = 780, made_by: str = "04_plot_training") -> Any:
-    """The page inside a notebook (Jupyter, Colab, VS Code), in a frame that reaches nothing outside of it.
-
-    Raises MissingInputError, which names the notebook `made_by`, where there is no page.
-    """
+def show_page(path: Path) -> Any:
+    """The page inside a notebook (Jupyter, Colab, VS Code), in a frame that reaches nothing outside of it."""
     from IPython.display import HTML
 
-    text = need(Path(path), made_by).read_text(encoding="utf-8")
+    text = html.escape(path.read_text(encoding="utf-8"))
     return HTML(
-        f'<div><iframe title="Completions" srcdoc="{html.escape(text)}" sandbox="allow-scripts allow-downloads" width="100%" '
-        f'height="{int(height)}" style="border: 1px solid #8888; border-radius: 6px"></iframe></div>'
+        f'<div><iframe title="Completions" srcdoc="{text}" sandbox="allow-scripts allow-downloads" width="100%" '
+        'height="780" style="border: 1px solid #8888; border-radius: 6px"></iframe></div>'
     )
 
 
 def page_html(payload: Row) -> str:
     """The page of a payload: the template with its style, script and data."""
     names = ("page.html", "page.css", "page.js")
-    template, style, script = (need(PAGE_FOLDER / n, "the repository").read_text(encoding="utf-8") for n in names)
+    template, style, script = ((PAGE_FOLDER / name).read_text(encoding="utf-8") for name in names)
     title = payload["run"]["name"] if "models" in payload else f"Completions of {payload['run']['name']}"
     title = title.replace("\0", "␀").encode("utf-8", errors="replace").decode("utf-8")  # HTML carries no half surrogate
-    filled = {
-        "CSP": POLICY.format(script=csp_hash(script), style=csp_hash(style)),
-        "TITLE": html.escape(title),
-        "STYLE": style,
-        "SCRIPT": script,
-        "PAYLOAD": pack_payload(payload),
-    }
+    policy = POLICY.format(script=csp_hash(script), style=csp_hash(style))
+    filled = {"CSP": policy, "TITLE": html.escape(title), "STYLE": style, "SCRIPT": script}
+    filled["PAYLOAD"] = pack_payload(payload)
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda place: filled[place[1]], template)  # once: the inserted is not searched
 
 
 def csp_hash(text: str) -> str:
-    """A source's hash as a Content-Security-Policy names it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
 
 
@@ -88,12 +80,6 @@ def pack_payload(payload: Row) -> str:
     """A payload as text for the page; equal payloads give equal texts."""
     text = json.dumps(payload, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return base64.b64encode(gzip.compress(text.encode("ascii"), 6, mtime=0)).decode("ascii")
-
-
-def unpack_payload(text: str) -> Row:
-    """The payload in a page."""
-    packed = re.search(r'id="payload">([A-Za-z0-9+/=\s]*)</script>', text)
-    return json.loads(gzip.decompress(base64.b64decode(packed[1])))
 
 
 def build_payload(
@@ -112,14 +98,12 @@ def build_payload(
 
     Args:
         run: name, model, status, steps and notes.
-        rows: prompt (row of `prompts`), step, group, place, cut, total, advantage, tokens, text, answer (where it stands in
-            the text) and right of each completion.
+        rows: a row a completion, the columns below; prompt is a row of `prompts`, answer its place in the text.
         prompts: text, tokens, seen (steps), n, best and mean of each prompt.
         data: the data set's columns of the prompts. Those that every prompt has word for word are left out.
         scores, extras: the other columns of the completions.
         suspects: row -> rule -> why.
         rules: title, words and number of suspects, by rule.
-        format: how the completions mark reasoning and answer.
         more: other parts of the payload.
     """
 

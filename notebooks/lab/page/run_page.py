@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -15,7 +14,7 @@ from lab.page import page_file
 from lab.page.answer_marks import asked_format, with_spans
 from lab.page.page_file import HELD_OUT, SET, TRAINING, json_column, json_value
 from lab.read.completions import LONGEST_TEXT, MOST_CHARACTERS, MOST_COMPLETIONS, Completions, ScoreColumn
-from lab.read.run_record import RunRecord, count_of, read_run, step_number
+from lab.read.run_record import RunRecord, count_of, step_number
 from lab.read.suspects import RULE_TITLES, right_without_answer
 from lab.train.run_folder import step_of
 from scoring.right import right_or_wrong
@@ -32,26 +31,13 @@ EVENTS = {  # `events.jsonl` in words, by kind
 }
 
 
-def write_run_page(run: RunRecord | Path | str, path: Path | str | None = None, **limits: Any) -> Path:
-    """Writes the completions page of a run, whole or not at all, and says where, how big, and what it lacks.
-
-    Args:
-        run: a record, or a run's folder.
-        path: None: `completions.html` beside the run's folder, and within that of a plain TRL trainer.
-        limits: as for `run_payload`.
-
-    Raises what `lab.read.run_record.read_run` and `Completions` raise for a folder that has no completions.
-    """
-    record = run if isinstance(run, RunRecord) else read_run(run, need_steps=False)
-    path = Path(path or (record.folder.parent if record.source == "ours" else record.folder) / "completions.html")
+def write_run_page(record: RunRecord, path: Path, **limits: int) -> Path:
+    """Writes `run_payload` of a run as its page, whole or not at all, and says where, how big, and what it lacks."""
     return page_file.write_page_file(run_payload(record, **limits), path)
 
 
 def run_payload(record: RunRecord, *, limit: int = MOST_COMPLETIONS, characters: int = MOST_CHARACTERS) -> Row:
-    """All that the page shows, as JSON values.
-
-    Args:
-        limit, characters: of the completions in the page.
+    """All that the page shows, as JSON values, with at most so many completions and characters of them.
 
     Raises ValueError where the run has no readable completions.
     """
@@ -73,14 +59,9 @@ def run_payload(record: RunRecord, *, limit: int = MOST_COMPLETIONS, characters:
     chosen.add("right_without_answer", right_without_answer(chosen, rows["answer"].notna()[: len(chosen.rows)]))
     order = rows.sort_values(["step", "prompt", "group", "place"], kind="stable").index
     rows, new = rows.loc[order].reset_index(drop=True), {old: i for i, old in enumerate(order)}
-    model = record.about.get("model", {})
-    run = {
-        "name": str(record.name),
-        "model": str(model.get("shown") or model.get("name") or ""),
-        "status": str(record.about.get("status") or ""),
-        "steps": int(max([*record.log.index, chosen.rows["step"].max()])),
-        "notes": notes,
-    }
+    model, steps = record.about.get("model", {}), int(max(record.log.index[-1], chosen.rows["step"].max()))
+    run = {"name": record.name, "model": str(model.get("shown") or model.get("name") or ""), "steps": steps}
+    run |= {"status": str(record.about.get("status") or ""), "notes": notes}
     log = record.log.sort_index().select_dtypes("number").drop(columns="step").dropna(axis=1, how="all")
     return page_file.build_payload(
         run,
@@ -98,21 +79,13 @@ def run_payload(record: RunRecord, *, limit: int = MOST_COMPLETIONS, characters:
             "columns": {str(name): json_column(log[name]) for name in log},
             "own": [name for name in record.own_metrics() if name in log],
         },
-        printed=[
-            {"step": step, "text": str(row.get("text", ""))[:LONGEST_TEXT]}
-            for row in record.printed
-            if (step := step_number(row)) is not None
-        ],
+        printed=[{"step": r["step"], "text": r["text"][:LONGEST_TEXT]} for r in record.printed if "step" in r],
         events=[event for row in record.events if (event := event_line(row))],
     )
 
 
 def held_out_answers(record: RunRecord, scores: Sequence[ScoreColumn], most: int = MOST_HELD_OUT) -> pd.DataFrame:
-    """The answers of all evaluations that kept their prompts, a row each.
-
-    Columns: step, prompt, completion, tokens, data/…, each score by its name, total (with the weights of the step) and
-    right (1, 0, or NaN where no reward decided).
-    """
+    """A row an answer of the evaluations that kept their prompts: step, prompt, …, scores, total, right (or NaN)."""
     tables = []
     for path in record.held_out:
         try:

@@ -13,7 +13,7 @@ reward judged it), `advantage`, `tokens`, `prompt_tokens`, and whatever else the
 reward logged with `log_extra`. Names with a slash or a bracket, and `group` and `right`, want double quotes.
 
 The files stay where they are. Numbers and hashes of the texts go into a DuckDB file in a temporary folder, and texts are
-read again where a query wants them. So a run of a million completions needs no more memory than one of a hundred thousand.
+read again where a query wants them. So the memory does not grow with the run.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,19 +58,11 @@ class ScoreColumn(NamedTuple):
 class Completions:
     """The completions of a run; a context manager, for it holds a temporary folder.
 
-    Args:
-        memory: DuckDB's own limit.
-
-    Attributes:
-        rewards: the score columns, versions apart, in the log's order.
-        data_columns, extra_columns: names of the other columns, those of the data set and the rest.
-        notes: files that were left out, and why.
-        count: completions in all.
-
-    Raises ValueError where the run has no readable completions.
+    Attributes are `rewards` (the score columns, versions apart), `data_columns` and `extra_columns` (names of the others),
+    `notes` (files that were left out, and why) and `count`. Raises ValueError where no completions can be read.
     """
 
-    def __init__(self, record: RunRecord, memory: str = MEMORY) -> None:
+    def __init__(self, record: RunRecord) -> None:
         self.record = record
         settings = {**record.about.get("requested", {}), **record.about.get("effective", {})}
         self.limit: int | None = settings.get("max_completion_length")  # tokens; None where it is not known
@@ -79,7 +70,7 @@ class Completions:
         files = self._readable_files()
         self.folder = tempfile.TemporaryDirectory(prefix="completions-")
         try:
-            self.db = open_database(Path(self.folder.name), memory)
+            self.db = open_database(Path(self.folder.name))
             self._make_tables(files)
         except BaseException:
             self.close()
@@ -104,33 +95,21 @@ class Completions:
     def _rows(self, query: str) -> list[tuple]:
         return self.db.execute(query).fetchall()
 
-    @contextmanager
-    def _beside(self, name: str, table: pd.DataFrame) -> Iterator[None]:
-        """The table under this name in queries meanwhile."""
-        self.db.register(name, table)
-        try:
-            yield
-        finally:
-            self.db.unregister(name)
-
     def _readable_files(self) -> list[parquet.ParquetFile]:
         files = [file for path in self.record.completions if (file := parquet.open_parquet(path))]
         if lost := len(self.record.completions) - len(files):
             self.notes.append(f"{count_of(lost, 'file')} of completions left out: damaged, empty, or of another kind")
         if not files:
-            raise ValueError(
-                f"{relative(self.record.folder)} has no readable completions. Notebook 03 writes them at every "
-                "step; a plain TRL trainer with log_completions=True."
-            )
+            how = "Notebook 03 writes them at every step; a plain TRL trainer with log_completions=True."
+            raise ValueError(f"{relative(self.record.folder)} has no readable completions. {how}")
         return files
 
     def _make_tables(self, files: list[parquet.ParquetFile]) -> None:
         """Makes `raw` (a view of the files), `facts` (what is small of each row) and `completions` (a view of both)."""
         names = score_names(self.record, files)
         self.files = parquet.CompletionFiles(files, names)
-        others = [one.name for one in self.files.others]
-        self.data_columns = [name for name in others if name.startswith("data/")]
-        self.extra_columns = [name for name in others if not name.startswith("data/")]
+        self.data_columns = [name for name in self.files.others if name.startswith("data/")]
+        self.extra_columns = [name for name in self.files.others if not name.startswith("data/")]
         layouts = self.files.by_layout()
         raw = " UNION ALL ".join(self.files.relation(places) for places in layouts)
         self.db.execute(f"CREATE VIEW raw AS {raw}")
@@ -151,9 +130,8 @@ class Completions:
         weights = self.record.weights_at(steps).reindex(columns=names)
         weights = weights.astype(float).fillna({name: self.record.usual_weight(name) for name in names})
         weights = weights.set_axis([f"w{i}" for i in range(len(names))], axis=1).reset_index(names="step")
-        with self._beside("weights", weights):
-            self.db.execute(f"CREATE TABLE facts AS {self._facts()}")
-        self.db.execute("DROP TABLE slim")
+        self.db.register("weights", weights)
+        self.db.execute(f"CREATE TABLE facts AS {self._facts()}")
         self.db.execute(f"CREATE VIEW completions AS {self._view()}")
         measures = "count(*), coalesce(min(total), 0), coalesce(max(total), 0)"
         self.count, *self.totals = self._rows(f"SELECT {measures} FROM facts")[0]
@@ -180,13 +158,10 @@ class Completions:
     def _view(self) -> str:
         """SQL for what a person queries; a column called like one before it, case aside, gets _2 behind its name."""
         columns = [("f.step", "step"), ("f.grp", "group"), ("f.place", "place"), ("r.prompt", "prompt")]
-        columns += [
-            ("r.completion", "completion"),
-            *((f'f."{name}"', name) for name in ("total", "right", "advantage")),
-        ]
-        columns += [("f.tokens", "tokens"), ("f.prompt_tokens", "prompt_tokens")]
+        columns += [("r.completion", "completion"), ("f.total", "total"), ('f."right"', "right")]
+        columns += [(f"f.{name}", name) for name in ("advantage", "tokens", "prompt_tokens")]
         columns += [(f"f.s{i}", one.name) for i, one in enumerate(self.rewards)]
-        columns += [(f"r.x{i}", one.name) for i, one in enumerate(self.files.others)]
+        columns += [(f"r.x{i}", name) for i, name in enumerate(self.files.others)]
         taken, parts = set[str](), []
         for source, name in columns:
             while name.casefold() in taken:
@@ -199,26 +174,19 @@ class Completions:
         """Columns of the raw rows with these keys, in their order; only the files that have them are opened."""
         files = sorted(set((keys // parquet.ROWS_OF_A_FILE).tolist()))
         parts = ", ".join(f"{source} AS {name}" for name, source in columns.items())
-        with self._beside("wanted", pd.DataFrame({"key": keys, "nth": np.arange(len(keys))})):
-            relations = [self.files.relation(places, others=len(columns) > 1) for places in self.files.by_layout(files)]
-            queries = [f"SELECT nth, {parts} FROM ({relation}) JOIN wanted USING (key)" for relation in relations]
-            table = pa.concat_tables([self.db.sql(query).to_arrow_table() for query in queries])
+        self.db.register("wanted", pd.DataFrame({"key": keys, "nth": np.arange(len(keys))}))
+        relations = [self.files.relation(places, others=len(columns) > 1) for places in self.files.by_layout(files)]
+        queries = [f"SELECT nth, {parts} FROM ({relation}) JOIN wanted USING (key)" for relation in relations]
+        table = pa.concat_tables([self.db.sql(query).to_arrow_table() for query in queries])
         return table.take(np.argsort(table["nth"].to_numpy()))
 
-    def suspects(self, most: int = 1_000) -> pd.DataFrame:
-        """What the rules find in the whole run, the latest first: rule, step, group, place, total, why.
-
-        Args:
-            most: rows a rule; `suspect_counts` counts all.
-        """
+    def suspects(self) -> pd.DataFrame:
+        """What the rules find in the whole run, the latest first: rule, step, group, place, total, why."""
         self._find_suspects()
-        table = self.sql(f"""
+        table = self.sql("""
             SELECT rule, step, grp AS "group", place, total, kind, a, b, c FROM facts JOIN suspects USING (key)
-            QUALIFY row_number() OVER (PARTITION BY rule ORDER BY step DESC, grp, place, kind) <= {int(most)}
             ORDER BY rule, step DESC, grp, place, kind""")
-        why = [
-            REASONS[kind].format(*numbers) for kind, *numbers in table[["kind", "a", "b", "c"]].itertuples(index=False)
-        ]
+        why = [REASONS[kind].format(*numbers) for kind, *numbers in table[["kind", "a", "b", "c"]].values.tolist()]
         return table.drop(columns=["kind", "a", "b", "c"]).assign(why=why)
 
     def suspect_counts(self) -> dict[str, int]:
@@ -236,31 +204,24 @@ class Completions:
         self.db.execute(f"CREATE TABLE IF NOT EXISTS suspects AS {suspect_sql(*self.totals, self.limit or 0)}")
 
     def select(self, limit: int = MOST_COMPLETIONS, characters: int = MOST_CHARACTERS) -> Selection:
-        """What a page shows: everything, or whole groups up to these numbers of completions and of characters.
-
-        Raises ValueError for a limit below 1.
-        """
-        if limit < 1 or characters < 1:
-            raise ValueError(f"limit={limit}, characters={characters}: a selection needs numbers above 0.")
+        """What a page shows: everything, or whole groups up to these numbers of completions and of characters."""
         self._find_suspects()
         groups = self.sql(f"""
             SELECT step, grp, count(*) AS n,
                    sum(least(length, {LONGEST_TEXT})) + max(least(prompt_length, {LONGEST_TEXT})) AS characters
             FROM facts GROUP BY step, grp ORDER BY step, grp""")
         chosen = choose_groups(groups, self._suspect_groups(groups), limit, characters)
-        with self._beside("chosen", groups.loc[chosen, ["step", "grp"]]):
-            rows = self.sql("SELECT f.* FROM facts AS f JOIN chosen AS c ON f.step = c.step AND f.grp = c.grp")
+        self.db.register("chosen", groups.loc[chosen, ["step", "grp"]])
+        rows = self.sql("SELECT f.* FROM facts AS f JOIN chosen AS c ON f.step = c.step AND f.grp = c.grp")
         selection, steps = self._with_texts(rows), groups["step"].nunique()
         self._add_suspects(selection)
-        summary = (
-            f"{len(rows):,} of {self.count:,} completions, whole groups only: of the latest step, with suspects, and spread "
-            f"evenly over the run. At most {limit:,} completions and {characters:,} characters."
-        )
-        if len(rows) == self.count:
-            prompts = count_of(len(selection.prompts), "prompt")
-            summary = f"All {count_of(self.count, 'completion')} of {prompts} in {count_of(steps, 'step')}."
-        left_out = []
+        prompts, left_out = count_of(len(selection.prompts), "prompt"), []
+        summary = f"All {count_of(self.count, 'completion')} of {prompts} in {count_of(steps, 'step')}."
         if gone := self.count - len(rows):
+            summary = (
+                f"{len(rows):,} of {self.count:,} completions, whole groups only: of the latest step, with suspects, "
+            )
+            summary += f"and spread evenly over the run. At most {limit:,} completions and {characters:,} characters."
             left_out.append(f"Not in this page: {count_of(gone, 'completion')}; lab.read.completions reads all.")
         if cut := int((selection.rows["cut"] > 0).sum()):
             left_out.append(f"{count_of(cut, 'completion')} cut after {LONGEST_TEXT:,} characters.")
@@ -268,30 +229,28 @@ class Completions:
 
     def _suspect_groups(self, groups: pd.DataFrame) -> list[int]:
         """Rows of `groups` that have suspects: of each rule in turn one, the latest first."""
-        order = pd.DataFrame({"rule": list(RULE_TITLES), "nth": range(len(RULE_TITLES))})
-        with self._beside("rules", order):
-            wanted = self.sql("""
-                SELECT step, grp FROM (
-                    SELECT DISTINCT rule, step, grp FROM facts JOIN suspects USING (key)) JOIN rules USING (rule)
-                ORDER BY row_number() OVER (PARTITION BY rule ORDER BY step DESC, grp), nth""")
+        wanted = self.sql(f"""
+            SELECT step, grp FROM (SELECT DISTINCT rule, step, grp FROM facts JOIN suspects USING (key))
+            ORDER BY row_number() OVER (PARTITION BY rule ORDER BY step DESC, grp),
+                     list_position({list(RULE_TITLES)}, rule)""")
         places = groups.reset_index(names="place")[["step", "grp", "place"]]
         return wanted.merge(places, on=["step", "grp"])["place"].drop_duplicates().tolist()
 
     def _with_texts(self, rows: pd.DataFrame) -> Selection:
         """The selection of these rows of `facts`."""
-        with self._beside("shown", rows[["prompt"]].drop_duplicates()):
-            prompts = self.sql("""
-                SELECT prompt, min(key) AS key, max(prompt_tokens) AS tokens, count(*) AS n, max(total) AS best,
-                       avg(total) AS mean, list_sort(list(DISTINCT step)) AS seen
-                FROM facts SEMI JOIN shown USING (prompt) GROUP BY prompt ORDER BY min(step), min(grp), key""")
+        self.db.register("shown", rows[["prompt"]].drop_duplicates())
+        prompts = self.sql("""
+            SELECT prompt, min(key) AS key, max(prompt_tokens) AS tokens, count(*) AS n, max(total) AS best,
+                   avg(total) AS mean, list_sort(list(DISTINCT step)) AS seen
+            FROM facts SEMI JOIN shown USING (prompt) GROUP BY prompt ORDER BY min(step), min(grp), key""")
         rows["prompt"] = rows["prompt"].map({value: i for i, value in enumerate(prompts.pop("prompt"))})
         rows = rows.sort_values(["step", "prompt", "grp", "place"], ignore_index=True)
         rows["cut"] = (rows["length"] - LONGEST_TEXT).clip(lower=0)
         columns = {"text": f"left(completion, {LONGEST_TEXT})"}
-        for i, one in enumerate(self.files.others):
-            columns[f"x{i}"] = shortened_sql(f"x{i}", LONGEST_EXTRA) if one.type == "VARCHAR" else f"x{i}"
+        for i, type_ in enumerate(self.files.others.values()):
+            columns[f"x{i}"] = shortened_sql(f"x{i}", LONGEST_EXTRA) if type_ == "VARCHAR" else f"x{i}"
         table = self._fetch(rows["key"].to_numpy(), columns)
-        others = {one.name: table[f"x{i}"].to_pylist() for i, one in enumerate(self.files.others)}
+        others = {name: table[f"x{i}"].to_pylist() for i, name in enumerate(self.files.others)}
         prompt = {"text": shortened_sql("prompt", LONGEST_TEXT)}
         prompts["text"] = self._fetch(prompts.pop("key").to_numpy(), prompt)["text"].to_pylist()
         first = rows.reset_index().drop_duplicates("prompt").sort_values("prompt")["index"]  # a row of each prompt
@@ -302,8 +261,8 @@ class Completions:
     def _add_suspects(self, selection: Selection) -> None:
         """Puts in why each row is suspect: by the rules over the whole run, and by the one over the selection's texts."""
         nth = {key: i for i, key in enumerate(selection.rows["key"])}
-        with self._beside("shown", selection.rows[["key"]]):
-            reasons = self._rows("SELECT s.* FROM suspects AS s SEMI JOIN shown USING (key) ORDER BY key, rule, kind")
+        self.db.register("shown", selection.rows[["key"]])
+        reasons = self._rows("SELECT s.* FROM suspects AS s SEMI JOIN shown USING (key) ORDER BY key, rule, kind")
         for key, rule, kind, *numbers in reasons:
             why = selection.suspects.setdefault(nth[key], {})
             why[rule] = "; ".join(filter(None, [why.get(rule), REASONS[kind].format(*numbers)]))
@@ -346,10 +305,10 @@ def widened_range(declared: tuple[float, float], lowest: float | None, highest: 
     return low, high if high > low else low + 1.0
 
 
-def open_database(folder: Path, memory: str) -> duckdb.DuckDBPyConnection:
-    """A database in the folder that stays within this memory, fetches nothing, and prints nothing."""
+def open_database(folder: Path) -> duckdb.DuckDBPyConnection:
+    """A database in the folder that stays within MEMORY, fetches nothing, and prints nothing."""
     settings = {
-        "memory_limit": memory,
+        "memory_limit": MEMORY,
         "threads": THREADS,
         "temp_directory": str(folder),
         "preserve_insertion_order": "false",

@@ -1,8 +1,7 @@
 """Is this GRPO run healthy? Named rules over its log, with thresholds, their reasons and what to do.
 
 `diagnose(log)` gives one finding a rule, for the last row of the log: called after every step it watches
-a run, called once it judges a finished one. It is a pure function of the rows, so trouble that came and went is
-found by calling it on the rows up to then.
+a run, called once it judges a finished one.
 
 | verdict      | meaning                                                                             |
 |--------------|-------------------------------------------------------------------------------------|
@@ -43,17 +42,12 @@ class Finding(NamedTuple):
     advice: str
 
 
-def diagnose(
-    log: pd.DataFrame, *, correctness: Sequence[str] = USUAL_DECIDERS, format_names: Sequence[str] | None = None
-) -> list[Finding]:
-    """One finding for each of RULES, in their order, for the last row of the log.
+def diagnose(log: pd.DataFrame, *, correctness: Sequence[str] = USUAL_DECIDERS) -> list[Finding]:
+    """One finding for each of RULES, in their order, for the last row of the log (a row a step, as TRL logs it).
 
-    Args:
-        log: one row a training step, columns as TRL logs them; rows of evaluations are skipped.
-        correctness: the rewards that decide what is right, without version; with several, their mean counts.
-        format_names: the rewards that a policy could raise without being right; None: all others.
+    `correctness` names the rewards that decide what is right, without version; with several, their mean counts.
     """
-    run = read_log(log, correctness, format_names)
+    run = read_log(log, correctness)
     with np.errstate(invalid="ignore", divide="ignore"):
         return [apply_rule(rule, run) for rule in RULES]
 
@@ -62,15 +56,13 @@ def apply_rule(rule: Rule, whole: RunLog) -> Finding:
     def finding(verdict: str, message: str, value: float | None = None, since: int | None = None) -> Finding:
         return Finding(rule.name, value, rule.limit[1], verdict, since, message, rule.advice)
 
-    columns, steps, unchanged = rule.needs
-    columns = list(filter(None, columns.split(", ")))
-    run = whole.since_change(unchanged)
+    columns, run = list(filter(None, rule.columns.split(", "))), whole.since_change(rule.unchanged)
     missing = [reason for name in columns if (reason := whole.missing(name))]
     if missing and len(whole):
         return finding("not measured", missing[0])
-    if len(run) < steps:
-        anew = f" since the {unchanged} was changed at step {run.steps[0]:.0f}" if len(run) < len(whole) else ""
-        return finding("too early", f"needs {steps} steps{anew}, and has {len(run)}")
+    if len(run) < rule.steps:
+        anew = f" since the {rule.unchanged} was changed at step {run.steps[0]:.0f}" if len(run) < len(whole) else ""
+        return finding("too early", f"needs {rule.steps} steps{anew}, and has {len(run)}")
     reading = rule.measure(run)
     value = float(reading.value[-1])
     if np.isnan(value):
@@ -79,7 +71,7 @@ def apply_rule(rule: Rule, whole: RunLog) -> Finding:
         return finding("ok", reading.remark or "fine", value)
     critical = reading.critical is not None and reading.critical[-1]
     fine = np.flatnonzero(~reading.warn)
-    since = int(run.steps[fine[-1] + 1 if fine.size else 0])
+    since = int(run.steps[max(fine[-1] + 1 if fine.size else 0, rule.steps - 1)])
     return finding("critical" if critical else "warn", reading.problem, value, since)
 
 
@@ -117,13 +109,13 @@ class Convergence(NamedTuple):
     sentence: str
 
 
-def convergence(log: pd.DataFrame, *, window: int = TREND_STEPS) -> Convergence:
-    """The slope of the total reward over the last `window` steps (least squares), since the last edit of a reward."""
-    whole = read_log(log, (), None)
+def convergence(log: pd.DataFrame) -> Convergence:
+    """The slope of the total reward (least squares) over the last TREND_STEPS steps since the last edit of a reward."""
+    whole = read_log(log, ())
     run = whole.since_change("reward")
-    values = run.series.get("reward", np.full(len(run), np.nan))
+    values = run.series.get("reward", pd.Series(np.nan, run.series.index)).to_numpy()
     known = np.isfinite(values)
-    steps, values = run.steps[known][-window:], values[known][-window:]
+    steps, values = run.steps[known][-TREND_STEPS:], values[known][-TREND_STEPS:]
     note = f" {TREND_NOTE}" if len(whole) < 50 else ""
     if len(values) < WINDOW:
         return Convergence("too early", None, None, len(values), f"{len(values)} steps are too few for a trend.{note}")

@@ -14,23 +14,19 @@ def rolling(values: np.ndarray, width: int, least: int) -> pd.api.typing.Rolling
     return pd.Series(values, dtype=float).rolling(width, min_periods=least)
 
 
-def from_first_window(values: pd.Series, width: int) -> np.ndarray:
-    return values.where(values.index >= width - 1).to_numpy()
+def whole_window(values: np.ndarray, width: int, statistic: str) -> np.ndarray:
+    moved = getattr(rolling(values, width, (width + 1) // 2), statistic)()
+    return moved.where(moved.index >= width - 1).to_numpy()
 
 
 def mean(values: np.ndarray, width: int = WINDOW) -> np.ndarray:
     """NaN before the first whole window, and where less than half of the window is known."""
-    return from_first_window(rolling(values, width, (width + 1) // 2).mean(), width)
+    return whole_window(values, width, "mean")
 
 
 def median(values: np.ndarray, width: int = WINDOW) -> np.ndarray:
     """As `mean`, but a single wild step does not move it."""
-    return from_first_window(rolling(values, width, (width + 1) // 2).median(), width)
-
-
-def total(values: np.ndarray, width: int) -> np.ndarray:
-    """Before the first whole window the sum of what is there."""
-    return rolling(values, width, 1).sum().to_numpy()
+    return whole_window(values, width, "median")
 
 
 def minimum(values: np.ndarray, width: int) -> np.ndarray:
@@ -39,8 +35,7 @@ def minimum(values: np.ndarray, width: int) -> np.ndarray:
 
 
 def delayed(values: np.ndarray, rows: int) -> np.ndarray:
-    """The same values, `rows` rows later."""
-    return np.concatenate([np.full(rows, np.nan), values])[: len(values)]
+    return pd.Series(values).shift(rows).to_numpy()
 
 
 def first_mean(values: np.ndarray) -> float:
@@ -56,10 +51,9 @@ def best_so_far(level: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def standard_error(values: np.ndarray) -> float:
-    """Standard error of the difference of two windows' means.
+    """Standard error of the difference of two windows' means, from the median difference between neighbouring steps.
 
-    It comes from the median difference between one step and the next, which a trend or a single wild step hardly
-    changes. 1.4826 times the median deviation is the standard deviation of normal noise; a difference has √2 of it.
+    1.4826 times the median deviation is the standard deviation of normal noise; a difference has √2 of it.
     """
     known = values[np.isfinite(values)][-200:]
     if known.size < 3:

@@ -25,13 +25,6 @@ class ParquetFile(NamedTuple):
     layout: str  # equal for files that can be read together
 
 
-class OtherColumn(NamedTuple):
-    """A column beside the fixed ones and the scores: its name, and the SQL type that holds the values of all files."""
-
-    name: str
-    type: str
-
-
 def open_parquet(path: Path) -> ParquetFile | None:
     """The file's columns; None for one that cannot be read, or has no completions."""
     try:
@@ -60,23 +53,17 @@ def kinds_by_name(files: Iterable[ParquetFile]) -> dict[str, set[str]]:
     return kinds
 
 
-def other_columns(files: Sequence[ParquetFile], scores: Sequence[str]) -> list[OtherColumn]:
-    """What the files have beside the fixed columns, the scores and pandas' index."""
+def other_columns(files: Sequence[ParquetFile], scores: Sequence[str]) -> dict[str, str]:
+    """What the files have beside the fixed columns, the scores and pandas' index: name -> SQL type."""
     # of several kinds of numbers a float; all else together is text
     types = {("bool",): "BOOLEAN", ("int",): "BIGINT", ("float",): "DOUBLE", ("float", "int"): "DOUBLE"}
-    return [
-        OtherColumn(name, types.get(tuple(sorted(kinds - {"null"})), "VARCHAR"))
-        for name, kinds in kinds_by_name(files).items()
-        if name not in (*FIXED, *scores) and not name.startswith("__index_level_")
-    ]
+    kinds = {name: tuple(sorted(kinds - {"null"})) for name, kinds in kinds_by_name(files).items()}
+    names = [name for name in kinds if name not in (*FIXED, *scores) and not name.startswith("__index_level_")]
+    return {name: types.get(kinds[name], "VARCHAR") for name in names}
 
 
 def quoted(name: str) -> str:
     return '"' + name.replace("\0", "␀").replace('"', '""') + '"'
-
-
-def literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def without_space(column: str) -> str:
@@ -91,16 +78,14 @@ def text_of(column: str, kind: str) -> str:
 
 def number_of(column: str, kind: str, type_: str = "DOUBLE") -> str:
     """SQL for a column as numbers; null for NaN, infinity, and what is no number."""
-    value = f"TRY_CAST({text_of(column, kind)} AS {type_})" if kind == "nested" else f"TRY_CAST({column} AS {type_})"
+    value = f"TRY_CAST({'NULL' if kind == 'nested' else column} AS {type_})"
     return f"CASE WHEN isfinite({value}) THEN {value} END" if type_ == "DOUBLE" else value
 
 
 class CompletionFiles:
     """The files as one SQL relation: key, step, given (the group), prompt, completion, s0… (scores), advantage, tokens,
-    prompt_tokens, x0… (others).
-
-    Files of one layout are read together, and their columns get numbers for names. So neither a column's name nor
-    another file's type for it can do harm.
+    prompt_tokens, x0… (others). Files of one layout are read together, and their columns get numbers for names, so that
+    neither a column's name nor another file's type for it can do harm.
     """
 
     def __init__(self, files: Sequence[ParquetFile], scores: Sequence[str]) -> None:
@@ -108,8 +93,7 @@ class CompletionFiles:
         self.others = other_columns(files, scores)
 
     def by_layout(self, places: Iterable[int] | None = None) -> list[list[int]]:
-        """The numbers of the files (None: all) that can be read together. One such list after the other takes less memory
-        in DuckDB than their union."""
+        """The numbers of the files (None: all) that can be read together: lists take less memory than all at once."""
         layouts: dict[str, list[int]] = {}
         for place in range(len(self.files)) if places is None else places:
             layouts.setdefault(self.files[place].layout, []).append(place)
@@ -132,7 +116,7 @@ class CompletionFiles:
             f"{number_of(*advantage)} AS advantage",
             *(f"{number_of(*column, 'BIGINT')} AS {name}" for column, name in zip(tokens, FIXED[-2:])),
         ]
-        for i, (name, type_) in enumerate(self.others if others else ()):
+        for i, (name, type_) in enumerate(self.others.items() if others else ()):
             column, kind = columns.get(name, ABSENT)
             value = text_of(column, kind) if type_ == "VARCHAR" else f"TRY_CAST({column} AS {type_})"
             parts.append(f"{value} AS x{i}")
@@ -146,6 +130,6 @@ def by_file(values: Sequence[int]) -> str:
 
 def parquet_sql(files: Sequence[ParquetFile]) -> str:
     """SQL for files of one layout, with columns c0, c1… A folder's name is neither a pattern nor a column's value."""
-    paths = ", ".join(literal(re.sub(r"([\[*?])", r"[\1]", str(file.path))) for file in files)
+    paths = "', '".join(re.sub(r"([\[*?])", r"[\1]", str(file.path)).replace("'", "''") for file in files)
     columns = ", ".join(f"c{i}" for i in range(len(files[0].columns)))
-    return f"read_parquet([{paths}], hive_partitioning=false) AS t({columns})"
+    return f"read_parquet(['{paths}'], hive_partitioning=false) AS t({columns})"

@@ -41,21 +41,12 @@ def matching_rewards(names: Iterable[str], wanted: Sequence[str]) -> list[str]:
 
 
 def join_versions(means: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], int]:
-    """Each reward as one series (the latest version where several have a score), and the row of the last edit.
-
-    Args:
-        means: mean scores a step, by the reward's name with its version.
-    """
-    versions: dict[str, list[tuple[int, np.ndarray]]] = {}
-    for name, values in means.items():
-        base, version = split_version(name)
-        versions.setdefault(base, []).append((version, values))
+    """Mean scores a step with the versions of a reward as one (the latest that scored), and the row of the last edit."""
     joined, edited = {}, 0
-    for base, found in versions.items():
-        found.sort(key=lambda one: one[0])
-        joined[base] = found[0][1]
-        for _, values in found[1:]:
-            scored = np.isfinite(values)
-            joined[base] = np.where(scored, values, joined[base])
-            edited = max(edited, int(scored.argmax()) if scored.any() else 0)
-    return joined, edited
+    for name in sorted(means, key=lambda name: split_version(name)[1]):
+        (base, _), scored = split_version(name), np.isfinite(means[name])
+        if base in joined and scored.any():
+            edited = max(edited, int(scored.argmax()))
+        joined[base] = np.where(scored, means[name], joined.get(base, np.nan))
+    order = dict.fromkeys(split_version(name)[0] for name in means)
+    return {base: joined[base] for base in order}, edited

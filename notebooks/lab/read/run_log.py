@@ -16,36 +16,25 @@ from lab.read.reward_names import join_versions, logged_rewards, matching_reward
 SOLVED = 0.95  # as in the preflight: two of three groups of 8 are then all right, so a lack of spread is success
 NEARLY_SOLVED = 0.90  # at least this, where SOLVED is only reached within two standard errors
 SAME_TEMPERATURE = 0.1  # of a temperature: one that falls by less, step by step, leaves levels comparable
-NEVER_NAN = ("loss", "grad_norm", "reward", "kl")
+NEVER_NAN = ["loss", "grad_norm", "reward", "kl"]
 # A row without any of these is an evaluation's or the summary at the end, and no training step.
-STEP_COLUMNS = ("reward", "loss", "grad_norm", "learning_rate", "step_time", "completions/mean_length")
-READ = {*NEVER_NAN, *STEP_COLUMNS, "step", "temperature", "reward_std", "frac_reward_zero_std", "entropy"} | {
-    "completions/clipped_ratio",
-    "completions/duplicate_share",
-}
+STEP_COLUMNS = ["reward", "loss", "grad_norm", "learning_rate", "step_time", "completions/mean_length"]
 WHY_NOT_LOGGED = {"kl": ": with BETA = 0 TRL measures none", "entropy": ": Unsloth's trainer on a GPU logs none"}
 
 
 @dataclass
 class RunLog:
-    """The training steps of a log as arrays of finite numbers, shape (rows,), NaN where there is none.
-
-    Args:
-        not_finite: for each of NEVER_NAN that was logged, where it was no finite number.
-        correct: mean over the rewards that decide what is right; None if none was logged.
-        others: the other rewards, by name without version.
-        changed: the row of the last edit of a reward, and of the last change of temperature.
-    """
+    """The training steps of a log: a row a step, finite numbers, NaN where there is none."""
 
     steps: np.ndarray
-    series: dict[str, np.ndarray]
-    not_finite: dict[str, np.ndarray]
-    correct: np.ndarray | None
-    others: dict[str, np.ndarray]
-    changed: dict[str, int]
+    series: pd.DataFrame
+    not_finite: pd.DataFrame  # for each of NEVER_NAN that was logged, where it was no finite number
+    correct: np.ndarray | None  # mean over the rewards that decide what is right; None if none was logged
+    others: pd.DataFrame  # the other rewards, by name without version
+    changed: dict[str, int]  # the row of the last edit of a "reward", and of the last change of "temperature"
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self.series[name]
+        return self.series[name].to_numpy()
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -53,8 +42,7 @@ class RunLog:
     def since_change(self, what: str) -> RunLog:
         """The rows since the last change of "reward" or "temperature", so that levels before and after are not compared."""
         row = self.changed.get(what, 0)
-        columns = (self.series, self.not_finite, self.others)
-        series, bad, others = ({name: values[row:] for name, values in each.items()} for each in columns)
+        series, bad, others = (each.iloc[row:] for each in (self.series, self.not_finite, self.others))
         correct = None if self.correct is None else self.correct[row:]
         return RunLog(self.steps[row:], series, bad, correct, others, {}) if row else self
 
@@ -65,8 +53,8 @@ class RunLog:
                 return "no reward that decides what is right was logged: name it in `correctness`"
             return "" if name != "correctness" or np.isfinite(self.correct).any() else "correctness was never scored"
         if name == "others":
-            return "" if self.others else "there is no reward beside correctness"
-        known = name in self.series and np.isfinite(self.series[name]).any()
+            return "there is no reward beside correctness" if self.others.empty else ""
+        known = name in self.series and self.series[name].notna().any()
         return "" if known else f"{name} was not logged{WHY_NOT_LOGGED.get(name, '')}"
 
     @cached_property
@@ -89,41 +77,25 @@ class RunLog:
         return (level >= NEARLY_SOLVED) & (level + 2 * spread / np.sqrt(WINDOW) >= SOLVED - SAME)
 
 
-def read_log(log: pd.DataFrame, correctness: Sequence[str], format_names: Sequence[str] | None) -> RunLog:
+def read_log(log: pd.DataFrame, correctness: Sequence[str]) -> RunLog:
     """The log as arrays, with the versions of a reward joined. The arguments are those of `health.diagnose`."""
-    means = logged_rewards(log.columns)
-    raw = {name: numbers(log[name]) for name in log.columns if name in READ or name in means.values()}
-    is_step = np.zeros(len(log), bool)
-    for name in STEP_COLUMNS:
-        is_step |= ~np.isnan(raw[name]) if name in raw else False
-    raw = {name: values[is_step] for name, values in raw.items()}
-    series = {name: np.where(np.isfinite(values), values, np.nan) for name, values in raw.items()}
-    not_finite = {name: ~np.isfinite(raw[name]) for name in NEVER_NAN if name in raw}
-    if "kl" in raw and np.isnan(raw["kl"]).all():
-        del not_finite["kl"]  # a column of nothing: no KL was asked for
-    rewards, edited = join_versions({name: series[column] for name, column in means.items()})
+    raw = log.apply(pd.to_numeric, errors="coerce").astype(float).reset_index(drop=True)
+    raw = raw[raw.reindex(columns=STEP_COLUMNS).notna().any(axis=1)].reset_index(drop=True)
+    not_finite, series = ~np.isfinite(raw.filter(NEVER_NAN)), raw.replace([np.inf, -np.inf], np.nan)
+    if "kl" in raw and raw["kl"].isna().all():
+        not_finite = not_finite.drop(columns="kl")  # a column of nothing: no KL was asked for
+    means = {name: series[column].to_numpy() for name, column in logged_rewards(log.columns).items()}
+    joined, edited = join_versions(means)
+    rewards = pd.DataFrame(joined, index=raw.index, dtype=float)
     deciding = matching_rewards(rewards, correctness)
-    correct = rewards[deciding[0]] if deciding else None
-    if len(deciding) > 1:
-        correct = pd.DataFrame({name: rewards[name] for name in deciding}).mean(axis=1).to_numpy()
-    others = [name for name in rewards if name not in deciding]
-    others = others if format_names is None else matching_rewards(rewards, format_names)
-    steps = series.get("step", np.arange(1.0, is_step.sum() + 1))
+    correct = rewards[deciding].mean(axis=1).to_numpy() if deciding else None
+    steps = series["step"].to_numpy() if "step" in series else np.arange(1.0, len(raw) + 1)
     changed = {"reward": edited, "temperature": last_change(series.get("temperature"))}
-    return RunLog(steps, series, not_finite, correct, {name: rewards[name] for name in others}, changed)
+    return RunLog(steps, series, not_finite, correct, rewards.drop(columns=deciding), changed)
 
 
-def numbers(column: pd.Series) -> np.ndarray:
-    if column.dtype == float:
-        return column.to_numpy()  # the usual case, and ten times as fast
-    return pd.to_numeric(column, errors="coerce").to_numpy(dtype=float, na_value=np.nan)
-
-
-def last_change(values: np.ndarray | None) -> int:
+def last_change(values: pd.Series | None) -> int:
     """The row from which on a setting is about what it is at the end; 0 if it always was."""
-    if values is None or not np.isfinite(values).any():
-        return 0
-    known = np.flatnonzero(np.isfinite(values))
-    last = values[known[-1]]
-    other = np.flatnonzero(np.abs(values[known] - last) > SAME_TEMPERATURE * abs(last))
-    return int(known[other[-1] + 1]) if other.size else 0
+    known = pd.Series(dtype=float) if values is None else values.dropna()
+    other = np.flatnonzero((known - known[-1:].sum()).abs() > SAME_TEMPERATURE * known[-1:].abs().sum())
+    return int(known.index[other[-1] + 1]) if other.size else 0

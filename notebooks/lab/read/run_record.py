@@ -2,7 +2,7 @@
 
 Two kinds of folder are read: a run of notebook 03 (`lab.train.run_folder` lists its files), and the output directory of any
 TRL trainer, of which `trainer_state.json` and `completions/` are used. A run may still be training, or may have died in
-the middle of a write. Half-written parts are left out, and `RunRecord.notes` says so.
+the middle of a write. Half-written lines are left out, and `RunRecord.notes` says so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet
 
 from lab.files import MissingInputError, Row, jsonl_lines, relative
 from lab.read.reward_names import join_versions, logged_rewards, matching_rewards, split_version
@@ -40,31 +39,20 @@ NAMESPACES = ("rewards/", "clip_ratio/", "sampling/", "tools/", "vespo/", "profi
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as it was read.
-
-    Args:
-        source: "ours" or "trl".
-        about: `run.json`, with the status "killed" where the process is gone; {} without one.
-        log: a row a training step, indexed by step; floats, NaN where nothing (or no number) was logged.
-        evaluations: a row an evaluation: step, n (problems), a column a reward and what else was measured.
-        events, printed: rows of `events.jsonl` (step, kind, …), and what the rewards printed: step, text.
-        notes: what was left out and why, in words.
-        completions, held_out: the readable Parquet files, in the order of their steps.
-        given_weights, given_deciders: what the reader said, for a run whose record does not.
-    """
+    """A run as it was read."""
 
     folder: Path
     name: str
-    source: str
-    about: Row
-    log: pd.DataFrame
-    evaluations: pd.DataFrame
-    events: list[Row]
-    printed: list[Row]
-    notes: list[str]
-    completions: list[Path]
+    source: str  # "ours" or "trl"
+    about: Row  # `run.json`, with the status "killed" where the process is gone; {} without one
+    log: pd.DataFrame  # a row a training step, indexed by step; floats, NaN where nothing (or no number) was logged
+    evaluations: pd.DataFrame  # a row an evaluation: step, n (problems), a column a reward and what else was measured
+    events: list[Row]  # of `events.jsonl`: step, kind, …
+    printed: list[Row]  # what the rewards printed: step, text
+    notes: list[str]  # what was left out and why, in words
+    completions: list[Path]  # Parquet files, in the order of their steps
     held_out: list[Path] = field(default_factory=list)
-    given_weights: Mapping[str, float] = field(default_factory=dict)
+    given_weights: Mapping[str, float] = field(default_factory=dict)  # for a run that does not record them
     given_deciders: tuple[str, ...] = ()
 
     def reward_names(self) -> list[str]:
@@ -76,7 +64,6 @@ class RunRecord:
         return list(self.about.get("rewards", {}).get("rewards", ()))
 
     def recorded_weights(self) -> dict[str, float]:
-        """The weights that the run began with, by reward."""
         return {entry["name"]: float(entry["weight"]) for entry in self.recorded_rewards() if "weight" in entry}
 
     def deciders(self) -> tuple[str, ...]:
@@ -145,20 +132,14 @@ def last_weights(record: RunRecord) -> dict[str, float]:
 
 
 def read_run(
-    folder: Path | str,
-    name: str | None = None,
-    weights: Mapping[str, float] | None = None,
-    correctness: Sequence[str] = (),
-    need_steps: bool = True,
+    folder: Path | str, weights: Mapping[str, float] | None = None, correctness: Sequence[str] = ()
 ) -> RunRecord:
     """The run in a folder, of this project or of any TRL trainer, as far as it has come.
 
     Args:
-        name: what legends call it; the folder's name if None.
         weights: by reward, for a folder that does not keep them (a plain TRL one). Without, they are fitted from the
             logged totals where that is possible, and are 1 otherwise.
         correctness: the rewards that decide what is right, where neither the run nor `scoring.right` knows them.
-        need_steps: refuse a run without a training step; otherwise its log is empty.
 
     Raises MissingInputError for a folder that is no run, and ValueError where no step is there yet.
     """
@@ -166,17 +147,17 @@ def read_run(
     ours = (folder / "log.jsonl").exists() or (folder / "run.json").exists()
     about = read_about(folder, notes) if ours else {}
     rows = read_rows(folder / "log.jsonl", notes) if ours else read_history(folder, notes)
-    if not ours and not rows and not notes and not any(folder.glob("completions/completions_*.parquet")):
+    if not ours and not rows and not notes and not step_files(folder, "completions"):
         raise MissingInputError(
             f"{folder} is no run: neither log.jsonl, nor {STATE} (here or in a checkpoint), nor completions/. "
             f"Run notebook {MADE_BY} first, which makes outputs/run, or name another run's folder."
         )
     log, evaluations = split_log(rows, notes, about)
-    if log.empty and need_steps:
+    if log.empty:
         raise ValueError(without_steps(folder, about))
     record = RunRecord(
         folder,
-        name or folder.resolve().name,
+        folder.resolve().name,
         "ours" if ours else "trl",
         about,
         log,
@@ -184,24 +165,22 @@ def read_run(
         read_rows(folder / "events.jsonl", notes),
         read_rows(folder / "printed.jsonl", notes),
         notes,
-        whole_files(folder, "completions", notes),
-        whole_files(folder, "held_out", notes),
+        step_files(folder, "completions"),
+        step_files(folder, "held_out"),
         dict(weights or {}),
         tuple(correctness),
     )
     known = record.reward_names()
-    if unknown := [one for one in (*record.given_weights, *correctness) if len(log) and one not in known]:
+    if unknown := [one for one in (*record.given_weights, *correctness) if one not in known]:
         raise ValueError(f"There is no reward {unknown[0]!r} in {folder}: its rewards are {', '.join(known)}.")
-    return record if ours or weights or log.empty else dataclasses.replace(record, given_weights=fit_weights(record))
+    return record if ours or weights else dataclasses.replace(record, given_weights=fit_weights(record))
 
 
-def record_from_rows(
-    rows: Iterable[Row], events: Iterable[Row] = (), about: Row | None = None, name: str = "run"
-) -> RunRecord:
+def record_from_rows(rows: Iterable[Row], events: Iterable[Row] = (), about: Row | None = None) -> RunRecord:
     """A record of rows as they are in `log.jsonl`, without a folder."""
     notes: list[str] = []
     log, evaluations = split_log(rows, notes, about or {})
-    return RunRecord(Path(), name, "ours", about or {}, log, evaluations, list(events), [], notes, [])
+    return RunRecord(Path(), "run", "ours", about or {}, log, evaluations, list(events), [], notes, [])
 
 
 def fit_weights(record: RunRecord) -> dict[str, float]:
@@ -225,14 +204,9 @@ def fit_weights(record: RunRecord) -> dict[str, float]:
 
 
 def without_steps(folder: Path, about: Row) -> str:
-    """What to do about a run's folder without a training step."""
-    if not about and not (folder / "log.jsonl").exists():
-        how = "The trainer writes it with each checkpoint (save_steps) and by trainer.save_state()."
-        return f"{folder} has no readable {STATE} with a training step, here or in a checkpoint. {how}"
-    status = ": ".join(str(about[key]) for key in ("status", "reason") if about.get(key))
-    return (
-        f"{folder / 'log.jsonl'} has no training step yet ({status or 'no status'}): let {MADE_BY} run for a few steps."
-    )
+    status = ": ".join(str(about[key]) for key in ("status", "reason") if about.get(key)) or "no status"
+    how = f"A plain TRL trainer writes {STATE} with each checkpoint (save_steps) and by trainer.save_state()."
+    return f"{folder} has no training step yet ({status}): let {MADE_BY} run for a few steps. {how}"
 
 
 def read_about(folder: Path, notes: list[str]) -> Row:
@@ -259,50 +233,33 @@ def read_history(folder: Path, notes: list[str]) -> list[Row]:
     """TRL's log: of the folder or of the newest checkpoint that can be read, whichever went further."""
     checkpoints = sorted((p for p in folder.glob("checkpoint-*") if step_of(p) >= 0), key=step_of, reverse=True)
     histories: list[list[Row]] = []
-    for place in (folder, *checkpoints):
+    for place in (place for place in (folder, *checkpoints) if (place / STATE).exists()):
         try:
             history = json.loads((place / STATE).read_text(encoding="utf-8"))["log_history"]
             histories.append([row for row in history if isinstance(row, dict)])
-        except FileNotFoundError:
-            continue
+            if place != folder:
+                break
         except (OSError, ValueError, KeyError, TypeError):
             notes.append(f"{relative(place / STATE)} is damaged and left out")
-            continue
-        if place != folder:
-            break
     return max(histories, key=len, default=[])
 
 
-def whole_files(folder: Path, kind: str, notes: list[str]) -> list[Path]:
-    """The Parquet files of `completions` or `held_out` whose footer can be read, in the order of their steps."""
-    files = sorted((p for p in folder.glob(f"{kind}/{kind}_*.parquet") if step_of(p) >= 0), key=step_of)
-    damaged = []
-    for path in files:
-        try:
-            pyarrow.parquet.read_metadata(path)
-        except (OSError, pyarrow.ArrowException):
-            damaged.append(path)
-    if damaged:
-        names = f"{damaged[0].name}{' …' * (len(damaged) > 1)}"
-        notes.append(f"{count_of(len(damaged), 'half-written file')} of {kind} left out: {names}")
-    return [path for path in files if path not in damaged]
+def step_files(folder: Path, kind: str) -> list[Path]:
+    """The Parquet files of `completions` or `held_out`, in the order of their steps."""
+    return sorted((path for path in folder.glob(f"{kind}/{kind}_*.parquet") if step_of(path) >= 0), key=step_of)
 
 
 def split_log(rows: Iterable[Row], notes: list[str], about: Row) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The training steps and the evaluations of a log. Of a step that was logged twice the last row counts."""
-    steps: dict[int, Row] = {}
-    evaluations: dict[int, Row] = {}
-    again = 0
+    steps, evaluations, again = dict[int, Row](), dict[int, Row](), 0
     for row in rows:
-        step, training = step_number(row), "reward" in row
-        evaluation = {name.removeprefix("eval_"): value for name, value in row.items() if name.startswith("eval_")}
-        if step is None:
+        if (step := step_number(row)) is None:
             continue
-        if training:  # asked first: a reward may log a metric called eval_…
+        if "reward" in row:  # asked first: a reward may log a metric called eval_…
             again += step in steps
             steps[step] = row
-        elif evaluation:
-            evaluations.setdefault(step, {}).update(evaluation)
+        elif found := {name.removeprefix("eval_"): value for name, value in row.items() if name.startswith("eval_")}:
+            evaluations.setdefault(step, {}).update(found)
     if again:
         notes.append(f"{count_of(again, 'step')} logged twice: the last row counts")
     log = as_log(steps)
@@ -334,8 +291,7 @@ def as_log(rows: Mapping[int, Row]) -> pd.DataFrame:
     """The rows in the order of their steps as a table of floats, NaN for what is no number."""
     index = pd.Index(sorted(rows), dtype=int, name="step")
     table = pd.DataFrame([rows[step] for step in index], index=index)
-    columns = {name: values if values.dtype.kind in "fiub" else values.map(as_number) for name, values in table.items()}
-    return pd.DataFrame(columns, index=index, dtype=float).assign(step=index.to_numpy())
+    return table.map(as_number).astype(float).assign(step=index.to_numpy())
 
 
 def as_evaluations(evaluations: Mapping[int, Row]) -> pd.DataFrame:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +36,7 @@ def summarize_runs(records: Sequence[RunRecord]) -> pd.DataFrame:
             {
                 "run": name_of_run(record),
                 "group": label,
-                "steps": last_step(record),
+                "steps": int(record.log.index[-1]),
                 "seconds": as_number(record.about.get("seconds", seconds)),
                 "reward": last["reward"].mean(),
                 "correctness": mean_correctness(record).iloc[-LAST:].mean(),
@@ -50,23 +49,17 @@ def summarize_runs(records: Sequence[RunRecord]) -> pd.DataFrame:
 
 
 def label_runs(records: Sequence[RunRecord]) -> list[str]:
-    """A label a record: the settings in which the runs differ. Runs that differ by their seed alone get the same label.
-
-    A run with a name of its own that no other seed shares, or without `run.json`, goes by its name.
-    """
+    """A label a record: the settings in which the runs differ, their seed apart; without `run.json` the run's name."""
     settings = [{name: words(name, value) for name, value in run_settings(record).items()} for record in records]
     # an older version of the notebook may not have had a setting: that is no difference
     names = dict.fromkeys(name for each in settings for name in each)
     apart = [name for name in names if len({each[name] for each in settings if name in each}) > 1]
-    differences = [tuple(each[name] for name in apart if name in each) for each in settings]
     labels = []
-    for record, own, parts in zip(records, settings, differences):
-        alike = {name_of_run(other) for other, its_parts in zip(records, differences) if its_parts == parts}
-        if not own or has_own_name(record) and len(alike) == 1:
-            labels.append(name_of_run(record))
-        else:
-            more = f" and {len(parts) - AT_MOST} more" if len(parts) > AT_MOST else ""
-            labels.append(", ".join(parts[:AT_MOST]) + more or own["model"].removeprefix("model "))
+    for record, own in zip(records, settings):
+        parts = [own[name] for name in apart if name in own]
+        more = f" and {len(parts) - AT_MOST} more" if len(parts) > AT_MOST else ""
+        same = own["model"].removeprefix("model ") if own else name_of_run(record)
+        labels.append(", ".join(parts[:AT_MOST]) + more or same)
     return labels
 
 
@@ -90,19 +83,9 @@ def words(name: str, value: Any) -> str:
     return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
 
 
-def has_own_name(record: RunRecord) -> bool:
-    """Whether a person gave the run its name; otherwise it is its folder's."""
-    return record.name not in ("run", record.folder.resolve().name)
-
-
 def name_of_run(record: RunRecord) -> str:
-    """A run's name; with the folder above it where it is only its folder's, since many are called run."""
-    own = has_own_name(record) or record.folder == Path()
-    return record.name if own else f"{record.folder.resolve().parent.name}/{record.name}"
-
-
-def last_step(record: RunRecord) -> int:
-    return int(record.log.index[-1]) if len(record.log) else 0
+    """The name of a run's folder with the folder above it, since many are called run."""
+    return record.name if record.folder == Path() else f"{record.folder.resolve().parent.name}/{record.name}"
 
 
 def diagnosis_report(record: RunRecord) -> Row:
@@ -110,24 +93,14 @@ def diagnosis_report(record: RunRecord) -> Row:
     rules = {rule.name: {"measures": rule.measures, "sense": rule.limit[0]} for rule in health_rules.RULES}
     findings = health.worst_first(health.diagnose(record.log, correctness=record.deciders()))
     constants = {name: value for name, value in vars(health_rules).items() if name.isupper()}
-    return without_nan(
-        {
-            "run": record.name,
-            "status": record.about.get("status"),
-            "steps": last_step(record),
-            "decided_by": deciding_names(record),
-            "notes": record.notes,
-            "findings": [{**finding._asdict(), **rules[finding.rule]} for finding in findings],
-            "convergence": health.convergence(record.log)._asdict(),
-            "thresholds": {name: value for name, value in constants.items() if isinstance(value, int | float)},
-        }
-    )
-
-
-def without_nan(value: Any) -> Any:
-    """The value with None for every number that JSON cannot hold."""
-    if isinstance(value, dict):
-        return {name: without_nan(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    report = {
+        "run": record.name,
+        "status": record.about.get("status"),
+        "steps": int(record.log.index[-1]),
+        "decided_by": deciding_names(record),
+        "notes": record.notes,
+        "findings": [{**finding._asdict(), **rules[finding.rule]} for finding in findings],
+        "convergence": health.convergence(record.log)._asdict(),
+        "thresholds": {name: value for name, value in constants.items() if isinstance(value, int | float)},
+    }
+    return json.loads(json.dumps(report), parse_constant=lambda _: None)  # JSON has no NaN and no infinity

@@ -13,29 +13,19 @@ SUSPECTS_SHARE = 1 / 3  # of a selection: the rest shows what is usual
 
 
 class Selection(NamedTuple):
-    """The completions to show, in the order of step, prompt and place, and what is known of their prompts.
+    """The completions to show, in the order of step, prompt and place, and what is known of their prompts."""
 
-    Attributes:
-        rows: a row a completion: key, step, grp, place, prompt (row of `prompts`), s0…, total, right, advantage, tokens,
-            cut (characters left out).
-        texts: of the completions, without what was cut.
-        extras: the other columns, by name.
-        prompts: a row a prompt: text, tokens, seen (steps), n, best, mean, all over the whole run.
-        data: the data set's columns of the prompts, by name.
-        suspects: row -> rule -> why.
-        found_here: by rule, suspects that only these texts show: `Completions.suspect_counts` does not count them.
-        summary, left_out: the selection in words, and what it lacks ("" for nothing).
-    """
-
-    rows: pd.DataFrame
-    texts: list[str]
-    extras: dict[str, list]
-    prompts: pd.DataFrame
-    data: dict[str, list]
-    suspects: dict[int, dict[str, str]]
-    found_here: Counter[str]
-    summary: str = ""
-    left_out: str = ""
+    rows: (
+        pd.DataFrame
+    )  # key, step, grp, place, prompt (row of `prompts`), s0…, total, right, …, cut (characters left out)
+    texts: list[str]  # of the completions, without what was cut
+    extras: dict[str, list]  # the other columns, by name
+    prompts: pd.DataFrame  # text, tokens, seen (steps), n, best, mean, all over the whole run
+    data: dict[str, list]  # the data set's columns of the prompts, by name
+    suspects: dict[int, dict[str, str]]  # row -> rule -> why
+    found_here: Counter[str]  # by rule, suspects that only these texts show: `Completions.suspect_counts` lacks them
+    summary: str = ""  # the selection in words
+    left_out: str = ""  # what it lacks
 
     def add(self, rule: str, reasons: Iterable[tuple[int, str]]) -> None:
         """Adds suspects of a rule over texts: (row, why), where the row is not known for that rule yet."""
@@ -46,12 +36,7 @@ class Selection(NamedTuple):
 
 
 def choose_groups(groups: pd.DataFrame, suspects: Sequence[int], limit: float, characters: float) -> list[int]:
-    """Rows of `groups` to show: of the latest step, then with suspects (up to a third), then spread evenly over the run.
-
-    Args:
-        groups: step, n, characters of each group.
-        suspects: rows of `groups` with suspects, the most wanted first.
-    """
+    """Rows of `groups` (step, n, characters): of the latest step, then suspects (up to a third), then spread evenly."""
     latest = groups.index[groups["step"] == groups["step"].max()]
     parts = [(spread(latest), 1.0), (suspects, SUSPECTS_SHARE), (spread(range(len(groups))), 1.0)]
     return take_groups(groups, parts, limit, characters)

@@ -44,12 +44,7 @@ REASONS = {  # why a completion is suspect: kind of reason -> a sentence with up
 
 
 def describe_rules(limit: int | None, deciders: Sequence[str]) -> dict[str, str]:
-    """Each rule as a sentence or two with its numbers.
-
-    Args:
-        limit: the longest completion that the run allowed, in tokens, if known.
-        deciders: names of the rewards that decide what is right.
-    """
+    """Each rule in words: `limit` is the longest completion allowed, in tokens; the `deciders` say what is right."""
     judge = " and ".join(deciders) or "no reward of this run, which finds nothing here,"
     return {
         "wrong_but_high": f"Judged wrong by {judge} with a total of at least the lowest right one of its step, or "
@@ -69,9 +64,7 @@ def describe_rules(limit: int | None, deciders: Sequence[str]) -> dict[str, str]
 def suspect_sql(lowest: float, highest: float, limit: int) -> str:
     """SQL over `facts` (of `Completions`) for the suspects of a whole run: key, rule, kind of reason, its three numbers.
 
-    Args:
-        lowest, highest: total of the run.
-        limit: the longest completion allowed, in tokens; 0 if not known.
+    It takes the lowest and the highest total of the run, and the longest completion allowed (in tokens, 0: not known).
     """
     size = f"coalesce(tokens, length / {CHARACTERS_A_TOKEN})"
     enough = HIGH_ANYWAY * highest if highest > 0 else 1e300  # of a highest total below 0 there is no share
@@ -117,10 +110,9 @@ def suspect_sql(lowest: float, highest: float, limit: int) -> str:
 
 
 def alike_in_group(selection: Selection, middle: float) -> Iterator[tuple[int, str]]:
-    """(row, why) of the completions that half of their group nearly repeats, of those that being right does not explain.
+    """(row, why) of completions, not right ones, that half of their group nearly repeats.
 
-    Args:
-        middle: of the totals; where nothing decides what is right, those above it count as right.
+    Where nothing decides what is right, totals above `middle` count as right.
     """
     rows = selection.rows
     fine = rows["right"].astype("boolean").fillna(rows["total"] > middle).to_numpy(bool)
@@ -136,11 +128,7 @@ def alike_in_group(selection: Selection, middle: float) -> Iterator[tuple[int, s
 
 
 def right_without_answer(selection: Selection, answered: Sequence[bool]) -> Iterator[tuple[int, str]]:
-    """(row, why) of the right completions in which no answer was found, in a selection where most right ones have one.
-
-    Args:
-        answered: for each row, whether an answer was extracted from its text.
-    """
+    """(row, why) of right completions without an extracted answer, where most right ones of the selection have one."""
     rows, answered = selection.rows, np.array(answered, dtype=bool)
     right = rows["right"].astype("boolean").fillna(False).to_numpy(bool) & (rows["cut"] == 0).to_numpy()
     if answered[right].sum() * 2 > right.sum():  # code has no answer block, and is right without

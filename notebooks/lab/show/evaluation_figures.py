@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
@@ -75,8 +76,7 @@ def draw_greedy(axes: Axes, evaluation: Row) -> None:
         error = {"elinewidth": 1, "capsize": 2}
         bars = axes.bar(places, middle, 0.94 * width, yerr=reach, error_kw=error, color=colour, label=model)
         axes.bar_label(bars, fmt="%.0f", padding=1, fontsize=SMALL)
-    axes.set(title="Greedy", ylabel="percent of problems", ylim=(0, 108))
-    axes.set_yticks(range(0, 101, 20))
+    axes.set(title="Greedy", ylabel="percent of problems", ylim=(0, 108), yticks=range(0, 101, 20))
     axes.set_xticks(range(len(MEASURES)), MEASURES.values(), fontsize=9)
     axes.grid(False, axis="x")
     add_legend(axes)
@@ -85,7 +85,7 @@ def draw_greedy(axes: Axes, evaluation: Row) -> None:
 def draw_samples(axes: Axes, evaluation: Row) -> None:
     """pass@k and maj@k of the two models that the verdict is on, with bands."""
     models, colours = (evaluation["baseline"], evaluation["other"]), model_colours(evaluation)
-    for model, (kind, look) in ((model, one) for model in models for one in (("pass", "o-"), ("maj", "s--"))):
+    for model, (kind, look) in itertools.product(models, (("pass", "o-"), ("maj", "s--"))):
         measures = evaluation["sampled"][model]
         at_k = {int(name.partition("@")[2]): one for name, one in measures.items() if name.startswith(f"{kind}@")}
         if kind == "pass":
@@ -97,12 +97,11 @@ def draw_samples(axes: Axes, evaluation: Row) -> None:
             axes.errorbar(ks, middle, yerr=reach, fmt="none", ecolor=colours[model], capsize=3)
             axes.fill_between(ks, middle - reach[0], middle + reach[1], color=colours[model], alpha=0.12, linewidth=0)
     axes.set_xscale("log", base=2)
-    axes.set_xlim(sizes[0] / 1.3, sizes[-1] * 1.3)
     axes.set_xticks(sizes, sizes)
     axes.minorticks_off()
-    axes.set_title(f"Samples at temperature {evaluation['settings']['temperature']:g}")
-    axes.set(xlabel="k, samples allowed", ylabel="percent of problems", ylim=(0, 104))
-    axes.set_yticks(range(0, 101, 20))
+    axes.set(xlabel="k, samples allowed", ylabel="percent of problems", ylim=(0, 104), yticks=range(0, 101, 20))
+    axes.set(title=f"Samples at temperature {evaluation['settings']['temperature']:g}")
+    axes.set_xlim(sizes[0] / 1.3, sizes[-1] * 1.3)
     add_legend(axes)
 
 

@@ -25,40 +25,37 @@ def marked_panel(axes: Axes, record: RunRecord, title: str, unit: str) -> None:
     for letter, group in lettered_marks(record).items():
         for at, _ in group:
             axes.axvline(at, color=GREY, linewidth=0.8, linestyle=(0, (2, 2)), zorder=0.5)
-        middle = np.mean([at for at, _ in group])
-        look = {"ha": "center", "va": "bottom", "fontsize": SMALL, "fontweight": "bold", "color": GREY}
-        axes.text(middle, 1.01, letter, transform=axes.get_xaxis_transform(), **look)
+        middle, look = np.mean([at for at, _ in group]), {"fontsize": SMALL, "fontweight": "bold", "color": GREY}
+        axes.text(middle, 1.01, letter, ha="center", va="bottom", transform=axes.get_xaxis_transform(), **look)
         axes.set_title(title, pad=13)  # room for the letters
 
 
 def marks_in_words(record: RunRecord) -> str:
     """The key to the letters, in one line."""
-    lettered = lettered_marks(record).items()
-    return "; ".join(f"{letter}:\xa0{', '.join(text for _, text in group)}" for letter, group in lettered)
+    groups = lettered_marks(record).items()
+    return "; ".join(f"{letter}:\xa0{', '.join(text for _, text in group)}" for letter, group in groups)
 
 
 def lettered_marks(record: RunRecord) -> dict[str, list[Mark]]:
     """The marks by letter. Marks that nearly touch share one, so that letters do not lie on each other."""
     near, groups = 0.03 * np.ptp(record.log.index), []
     for at, text in marks(record):
-        if groups and at - groups[-1][0][0] < near:
-            groups[-1].append((at, text))
-        else:
-            groups.append([(at, text)])
+        if not groups or at - groups[-1][0][0] >= near:
+            groups.append([])
+        groups[-1].append((at, text))
     return dict(zip(string.ascii_letters, groups))
 
 
 def marks(record: RunRecord) -> list[Mark]:
     """What happened in a run, in the order of the steps. Several events at one place are one mark."""
+    temperature, last = record.log.filter(["temperature"]).rename(columns={"temperature": ""}), record.log.index[-1]
+    found = [*event_marks(record), *weight_marks(record), *setting_marks(temperature, "temperature")]
+    if (status := record.about.get("status")) in ("stopped", "killed"):
+        found.append((last + 0.5, f"{status} after step {last}"))
     texts: dict[float, list[str]] = {}
-    for at, text in (*event_marks(record), *weight_marks(record), *temperature_marks(record)):
-        texts.setdefault(at, []).append(text)
-    if (status := record.about.get("status")) in ("stopped", "killed") and len(record.log):
-        texts.setdefault(record.log.index[-1] + 0.5, []).append(f"{status} after step {record.log.index[-1]}")
-    counted = {at: Counter(several).items() for at, several in sorted(texts.items())}
-    return [
-        (at, ", ".join(f"{text} ({n} times)" if n > 1 else text for text, n in each)) for at, each in counted.items()
-    ]
+    for (at, text), n in sorted(Counter(found).items(), key=lambda one: one[0][0]):
+        texts.setdefault(at, []).append(f"{text} ({n} times)" if n > 1 else text)
+    return [(at, ", ".join(several)) for at, several in texts.items()]
 
 
 def event_marks(record: RunRecord) -> Iterator[Mark]:
@@ -75,23 +72,19 @@ def weight_marks(record: RunRecord) -> Iterator[Mark]:
     weights = record.weights()
     versions = [reward_names.split_version(name)[0] for name in weights]
     joined = weights.T.groupby(versions).first().T if versions else weights
-    steps = changes(joined)
-    if len(steps) > AT_MOST:
+    if len(changes(joined)) > AT_MOST:
         starts = [start for start, *_ in record.about.get("steering", {}).get("stages") or [] if start]
         yield from ((start + 0.5, f"next stage of weights from step {start + 1}") for start in starts)
-        return
-    for before, step in steps:
-        pairs = zip(joined, joined.loc[before], joined.loc[step])
-        changed = [f"{name} {old:.3g}→{new:.3g}" for name, old, new in pairs if differs(old, new)]
-        yield step - 0.5, f"weights from step {step}: {', '.join(changed)}"
+    yield from setting_marks(joined, "weights")
 
 
-def temperature_marks(record: RunRecord) -> Iterator[Mark]:
-    table = record.log.filter(["temperature"])
+def setting_marks(table: pd.DataFrame, what: str) -> Iterator[Mark]:
+    """Where the columns of a setting changed; none where that is so often that they are curves."""
     steps = changes(table)
     for before, step in steps if len(steps) <= AT_MOST else ():
-        old, new = table["temperature"][[before, step]]
-        yield step - 0.5, f"temperature from step {step}: {old:.3g}→{new:.3g}"
+        pairs = zip(table, table.loc[before], table.loc[step])
+        changed = [f"{name} {old:.3g}→{new:.3g}".strip() for name, old, new in pairs if differs(old, new)]
+        yield step - 0.5, f"{what} from step {step}: {', '.join(changed)}"
 
 
 def regimes(record: RunRecord) -> dict[int, str]:

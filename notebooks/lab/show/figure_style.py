@@ -69,11 +69,9 @@ def window_for(rows: int) -> int:
 
 
 def smooth(values: pd.Series, how: str = "mean", cuts: Sequence[int] = ()) -> pd.Series:
-    """Centred moving mean (or median): unlike a trailing one, it does not lag behind the points.
+    """Centred moving mean (or median), indexed by step: unlike a trailing one, it does not lag behind the points.
 
-    Args:
-        values: indexed by step.
-        cuts: steps at which something else begins; values before and after are not mixed.
+    Values before and after a step of `cuts`, at which something else begins, are not mixed.
     """
     width = window_for(len(values))
     parts = values.groupby(np.searchsorted(sorted(cuts), values.index, side="right"))
@@ -94,12 +92,11 @@ def thin(values: pd.Series) -> pd.Series:
 
 def panel(axes: Axes, title: str, unit: str, first: float, last: float) -> None:
     """Title, unit, and whole training steps from left to right."""
-    axes.set(title=title, xlabel="training step", ylabel=unit)
+    side = 0.02 * (last - first) + 0.5
+    axes.set(title=title, xlabel="training step", ylabel=unit, xlim=(first - side, last + side))
     axes.tick_params(labelsize=SMALL)
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     plain_numbers(axes)
-    side = 0.02 * (last - first) + 0.5
-    axes.set_xlim(first - side, last + side)
 
 
 def plain_numbers(axes: Axes) -> None:
@@ -157,8 +154,7 @@ def percent_axis(axes: Axes, label: str) -> Axes:
     right = axes.twinx()
     right.set_ylabel(label, color=VERMILION, fontsize=9)
     right.tick_params(labelsize=SMALL, colors=VERMILION)
-    right.set_ylim(0, 103)
-    right.set_yticks(range(0, 101, 25))
+    right.set(ylim=(0, 103), yticks=range(0, 101, 25))
     right.grid(False)
     return right
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import os
-import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -34,13 +33,11 @@ LINE = {  # how the line shows a metric
 class LiveView(StatefulCallback):
     """In Jupyter and Colab a line, a figure, a table of findings and samples, each updated in its place.
 
-    In a script it prints a line now and then. Where `GRPO_QUIET` is set it shows the end only.
-
-    Args:
-        show_every: steps between sample completions; 0 shows none.
+    In a script it prints a line now and then. Where `GRPO_QUIET` is set it shows the end only. Sample completions come
+    every `show_every` steps, none for 0.
     """
 
-    def __init__(self, run: RunRecorder, monitor: HealthMonitor | None = None, show_every: int = 20) -> None:
+    def __init__(self, run: RunRecorder, monitor: HealthMonitor, show_every: int = 20) -> None:
         self.run, self.monitor, self.show_every = run, monitor, show_every
         self.rows: list[dict[str, Any]] = []
         self.displays: dict[str, Any] = {}
@@ -78,16 +75,15 @@ class LiveView(StatefulCallback):
         left = each * (self.last - step)
         parts = [f"step {step} of {self.last}", f"{each:.1f} s a step", f"{timedelta(seconds=round(left))} left"]
         parts += [text.format(float(logs[name])) for name, text in LINE.items() if logs.get(name) is not None]
-        warnings = len(self.monitor.problems()) if self.monitor else 0
-        return " · ".join([*parts, *([f"{warnings} warning{'s' * (warnings > 1)}"] if warnings else [])])
+        if warnings := len(self.monitor.problems()):
+            parts.append(run_record.count_of(warnings, "warning"))
+        return " · ".join(parts)
 
     def _show_line(self, text: str) -> None:
         done = self.rows[-1]["step"] if self.rows else self.first
         if self.notebook:
             bar = f'<progress value="{done}" max="{self.last}" style="width: 16em; vertical-align: middle"></progress> '
             self._display("line", bar + html.escape(text))
-        elif sys.stdout.isatty():
-            print("\r" + text.ljust(110), end="\n" if done >= self.last else "", flush=True)
         elif not self.rows or done >= self.last or time.monotonic() - self.printed_at > EVERY:
             print(text, flush=True)
             self.printed_at = time.monotonic()
@@ -109,8 +105,7 @@ class LiveView(StatefulCallback):
         figure = training_curves.live_figure(record)
         self._display("figure", figure)
         plt.close(figure)
-        problems = self.monitor.problems() if self.monitor else []
-        self._display("findings", findings_html(problems) + self.samples)
+        self._display("findings", findings_html(self.monitor.problems()) + self.samples)
         self.drawn_at, self.drawing_time = time.monotonic(), time.monotonic() - began
 
     def _show_samples(self, step: int) -> None:
@@ -149,9 +144,7 @@ def run_by_papermill() -> bool:
 
 def findings_html(findings: Sequence[health.Finding]) -> str:
     """The rules that warn, as a table. A healthy run gets a line that says so."""
-    if not findings:
-        return "<p>Health: no warnings.</p>"
-    return readable(health.findings_table(findings)).to_html()
+    return readable(health.findings_table(findings)).to_html() if findings else "<p>Health: no warnings.</p>"
 
 
 def samples_html(step: int, samples: pd.DataFrame, rewards: Sequence[str]) -> str:

@@ -15,11 +15,7 @@ from lab.show.figure_style import COLOURS, DASHES, styled
 
 
 def recipes_figure(runs: list[Row], comparisons: Any, title: str = "") -> Figure:
-    """A panel for each comparison that has runs: how much of the training batch was right, by step.
-
-    Args:
-        runs: records of `lab.make.recipe_grid`: recipe, seed, curves.
-        comparisons: `lab.measure.recipes.COMPARISONS`.
+    """A panel for each of `lab.measure.recipes.COMPARISONS` that has runs of `lab.make.recipe_grid`: share right by step.
 
     Raises ValueError where there is no run of the baseline with another recipe.
     """
@@ -64,11 +60,7 @@ def over_seeds(runs: list[Row], recipe: str) -> np.ndarray:
 
 
 def recipes_forest(table: pd.DataFrame, title: str = "") -> Figure:
-    """Differences from the baseline with their 95 % intervals; full dots where the interval leaves 0 out.
-
-    Args:
-        table: what `lab.measure.recipes.compare_recipes` returns.
-    """
+    """What `lab.measure.recipes.compare_recipes` found, with 95 % intervals; full dots where 0 lies outside."""
     rows = table[table.index != "baseline"]
     sides = {"correct": "Held-out problems, greedy", "curve": "While training, mean of all steps"}
     with styled():

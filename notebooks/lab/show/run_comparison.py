@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import string
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import matplotlib.pyplot as plt
@@ -18,7 +21,6 @@ from lab.show import figure_style as style
 from lab.show.event_marks import regimes
 
 SCORE, TOTAL = "mean score", "weighted sum"
-Labeller = Callable[[RunRecord], str]
 
 
 class Group(NamedTuple):
@@ -30,19 +32,12 @@ class Group(NamedTuple):
     look: Row
 
 
-def compare_figure(records: Sequence[RunRecord], by: Labeller | None = None, title: str = "") -> Figure:
+def compare_figure(records: Sequence[RunRecord]) -> Figure:
     """Runs beside each other: total reward, correctness (or each shared reward), KL and length.
 
     Runs of one label are drawn as their mean, with a band from the lowest to the highest, up to where the shortest ends.
-
-    Args:
-        by: a record's label; by default runs are labelled by the settings in which they differ, their seed apart.
-
-    Raises ValueError without a run.
     """
-    if not records:
-        raise ValueError("There is no run to compare: give what lab.read.run_record.read_run returns for each.")
-    groups, panels = group_runs(records, by), compared_panels(records)
+    groups, panels = group_runs(records), compared_panels(records)
     rows = -(-len(panels) // 2)
     with style.styled():
         figure, axes = plt.subplots(rows, 2, figsize=(9, 2.7 * rows + 0.9), layout="constrained", squeeze=False)
@@ -54,24 +49,21 @@ def compare_figure(records: Sequence[RunRecord], by: Labeller | None = None, tit
         labels = [label + f" (n = {n})" * (n > 1) for label, n in zip(labels, (len(one.records) for one in groups))]
         handles = [plt.Line2D([], [], linewidth=2, **group.look) for group in groups]
         columns = max(1, min(3, len(labels), 120 // (max(map(len, labels)) + 8)))
-        look = {"handlelength": 3, "title": title or None, "title_fontsize": 12, "alignment": "left"}
-        figure.legend(handles, labels, loc="outside upper left", ncols=columns, **look)
+        figure.legend(handles, labels, loc="outside upper left", ncols=columns, handlelength=3, alignment="left")
         several = any(len(group.records) > 1 for group in groups)
         bands = "; bands: lowest to highest of the runs of a label, up to where the shortest ends" if several else ""
         style.caption(figure, [f"Lines are smoothed{bands}.", *what_differs(groups)])
     return figure
 
 
-def group_runs(records: Sequence[RunRecord], by: Labeller | None) -> list[Group]:
+def group_runs(records: Sequence[RunRecord]) -> list[Group]:
     """The runs by their label, each group with a colour and a dash."""
-    groups: dict[str, Group] = {}
-    for record, label in zip(records, [by(record) for record in records] if by else run_summary.label_runs(records)):
-        if label not in groups:
-            nth = len(groups)
-            look = {"color": style.COLOURS[nth % 7], "linestyle": style.DASHES[nth % 4]}
-            groups[label] = Group(chr(ord("A") + nth) if nth < 26 else f"#{nth + 1}", label, [], look)
-        groups[label].records.append(record)
-    return list(groups.values())
+    labelled: dict[str, list[RunRecord]] = {}
+    for record, label in zip(records, run_summary.label_runs(records)):
+        labelled.setdefault(label, []).append(record)
+    looks = ({"color": style.COLOURS[nth % 7], "linestyle": style.DASHES[nth % 4]} for nth in itertools.count())
+    letters = string.ascii_uppercase + string.ascii_lowercase
+    return [Group(*about) for about in zip(letters, labelled, labelled.values(), looks)]
 
 
 def compared_panels(records: Sequence[RunRecord]) -> list[tuple[str, str, str, str]]:
@@ -134,30 +126,24 @@ def what_differs(groups: Sequence[Group]) -> list[str]:
     """What keeps the runs from being compared in all that is drawn, in sentences."""
     every = [(group.letter, record) for group in groups for record in group.records]
     shared = shared_rewards([record for _, record in every])
-    facts: dict[str, list[tuple[str, str]]] = {  # sentence -> what is true of which run
-        "The totals are not on one scale, for the weights differ; at the end: ": [],
-        "Correctness is what different rewards say: ": [],
-        "Not in all runs, so in their totals only: ": [],
-        "✕: from here on the total is another sum: ": [],
-    }
-    weights, deciding, unshared, changes = facts.values()
+    weights, deciding, unshared, changes = (
+        defaultdict(dict) for _ in range(4)
+    )  # what is true -> letters of the groups
     for letter, record in every:
         last = sorted(run_record.last_weights(record).items())
-        weights.append((" + ".join(f"{name} × {weight:g}" for name, weight in last), letter))
-        deciding.append((" and ".join(run_record.deciding_names(record)), letter))
-        unshared += [(name, letter) for name in run_record.mean_scores(record) if name not in shared]
-        changes += [(text, letter) for text in regimes(record).values()]
-    for same in (weights, deciding):
-        if len({text for text, _ in same if text}) < 2:
-            same.clear()
-    texts = {sentence: with_letters(pairs) for sentence, pairs in facts.items()}
+        weights[" + ".join(f"{name} × {weight:g}" for name, weight in last)][letter] = None
+        deciding[" and ".join(run_record.deciding_names(record))][letter] = None
+        for name in run_record.mean_scores(record).columns.difference(shared, sort=False):
+            unshared[name][letter] = None
+        for text in regimes(record).values():
+            changes[text][letter] = None
+    weights.pop("", None), deciding.pop("", None)
+    facts = {
+        "The totals are not on one scale, for the weights differ; at the end: ": weights if len(weights) > 1 else {},
+        "Correctness is what different rewards say: ": deciding if len(deciding) > 1 else {},
+        "Not in all runs, so in their totals only: ": unshared,
+        "✕: from here on the total is another sum: ": changes,
+    }
+    texts = {what: [f"{text} ({', '.join(ones)})" for text, ones in fact.items()] for what, fact in facts.items()}
     texts["KL was not measured, because beta is 0: "] = [one for one, record in every if "kl" not in record.log]
-    return [f"{sentence}{', '.join(dict.fromkeys(parts))}." for sentence, parts in texts.items() if parts]
-
-
-def with_letters(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Each text with the letters of its groups."""
-    letters: dict[str, list[str]] = {}
-    for text, letter in pairs:
-        letters.setdefault(text, []).append(letter)
-    return [f"{text} ({', '.join(dict.fromkeys(ones))})" for text, ones in letters.items() if text]
+    return [f"{what}{', '.join(dict.fromkeys(parts))}." for what, parts in texts.items() if parts]

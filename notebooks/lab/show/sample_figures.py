@@ -38,12 +38,9 @@ def spread_figure(rewards: dict[str, np.ndarray]) -> Figure:
 
 
 def draw_groups(axes: Axes, scores: np.ndarray) -> int:
-    """A column a group, a dot a completion, a bar for the mean; crosses in a group without spread.
+    """A column a group, a dot a completion, a bar for the mean; crosses in groups without spread, which it counts.
 
-    Args:
-        scores: shape (groups, completions).
-
-    Returns how many groups have no spread.
+    `scores` has shape (groups, completions).
     """
     flat = np.ptp(scores, axis=1) < 1e-9
     places = np.arange(len(scores))[:, None] + np.linspace(-0.25, 0.25, scores.shape[1])

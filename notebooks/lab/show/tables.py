@@ -7,12 +7,9 @@ from pandas.io.formats.style import Styler
 
 
 def readable(table: pd.DataFrame, index: bool = False) -> Styler:
-    """The table for a notebook: left-aligned, with line breaks, and with its text escaped.
+    """The table for a notebook, its index as the first column or left out: left-aligned, with line breaks.
 
-    A plain Styler passes HTML through, so that `<think>` would vanish.
-
-    Args:
-        index: show the index as the first column; otherwise it is left out.
+    Its text is escaped: a plain Styler passes HTML through, so that `<think>` would vanish.
     """
     shown = (table.reset_index() if index else table).style.format(precision=3, escape="html", na_rep="–").hide()
     shown.format_index(escape="html", axis=1)

@@ -27,12 +27,7 @@ TIMES = {"generating": style.BLUE, "scoring": style.BLACK, "learning": style.ORA
 
 def live_figure(record: RunRecord) -> Figure:
     """What a person watches while training: total reward, each reward, and the scores of held-out answers."""
-    with style.styled():
-        figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-        draw_panel(axes[0], record, "total_reward")
-        draw_panel(axes[1], record, "each_reward")
-        style.caption(figure, [marks_in_words(record)])
-        return style.fit_legends(figure)
+    return panels_in_a_row(record, ("total_reward", "each_reward"), (9, 3.6))
 
 
 def training_figure(record: RunRecord, title: str = "") -> Figure:
@@ -55,11 +50,16 @@ def training_figure(record: RunRecord, title: str = "") -> Figure:
 
 def one_panel(name: str, record: RunRecord) -> Figure:
     """One of `PANELS` as a figure of its own."""
+    how = PANELS[name].smoothed
+    return panels_in_a_row(record, [name], (6.5, 4), style.how_drawn(record.log, how) if how else "")
+
+
+def panels_in_a_row(record: RunRecord, names: Sequence[str], size: tuple[float, float], below: str = "") -> Figure:
     with style.styled():
-        figure, axes = plt.subplots(figsize=(6.5, 4), layout="constrained")
-        draw_panel(axes, record, name)
-        how = PANELS[name].smoothed
-        style.caption(figure, [marks_in_words(record), style.how_drawn(record.log, how) if how else ""])
+        figure, axes = plt.subplots(1, len(names), figsize=size, layout="constrained", squeeze=False)
+        for name, place in zip(names, axes.flat):
+            draw_panel(place, record, name)
+        style.caption(figure, [marks_in_words(record), below])
         return style.fit_legends(figure)
 
 
@@ -114,8 +114,9 @@ def draw_each(axes: Axes, record: RunRecord) -> None:
 def reward_looks(names: Sequence[str]) -> dict[str, Row]:
     """A colour and a marker for each reward, a dash for each version of it. Versions stand beside each other."""
     bases, looks = list(dict.fromkeys(split_version(name)[0] for name in names)), {}
-    for name in sorted(names, key=lambda name: (bases.index(split_version(name)[0]), split_version(name)[1])):
-        place, version = bases.index(split_version(name)[0]), split_version(name)[1]
+    for place, version, name in sorted(
+        (bases.index(split_version(name)[0]), split_version(name)[1], name) for name in names
+    ):
         look = {"color": style.COLOURS[place % len(style.COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
         looks[name] = {**look, "linestyle": style.DASHES[(version - 1) % len(style.DASHES)]}
     return looks
@@ -126,7 +127,7 @@ def weight_text(weights: pd.Series) -> str:
     known = weights.dropna()
     if known.empty:
         return "?"
-    first, last = known.iloc[0], known.iloc[-1]
+    first, last = known.iloc[[0, -1]]
     return f"{first:.2g}→{last:.2g}" if differs(first, last) else f"{first:.3g}"
 
 
@@ -148,11 +149,7 @@ def draw_held_out(axes: Axes, record: RunRecord, looks: dict[str, Row]) -> None:
 
 
 def draw_signal(axes: Axes, record: RunRecord) -> None:
-    """The spread of the totals (left) and the share of groups that have none (right).
-
-    TRL's reward_std is taken over the whole step. Prompts that score differently keep it up, even where nothing is
-    left to learn within the groups.
-    """
+    """The spread of a step's totals (left), which different prompts keep up, and the share of groups without (right)."""
     style.curve(axes, record.log["reward_std"], "reward_std (left)")
     axes.set_ylim(bottom=0)
     if "frac_reward_zero_std" in record.log:
@@ -268,10 +265,7 @@ PANELS = {
 
 
 def halfway_steps(record: RunRecord) -> pd.DataFrame:
-    """Where each reward's smoothed curve began and ended, and the first step at which it had come half of the way.
-
-    A reward with fewer than 15 logged steps has none of them: its beginning and end would be the same steps.
-    """
+    """Where each reward's smoothed curve (of 15 steps or more) began and ended, and at which step it was halfway."""
     lines = {}
     for name, values in run_record.mean_scores(record).items():
         line = style.smooth(style.finite(values)).dropna()
