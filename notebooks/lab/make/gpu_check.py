@@ -1,7 +1,7 @@
 """`make gpu-check`: does everything work on this CUDA card, and what does it cost there? Ten minutes, offline.
 
-Each part runs in a process of its own with its own log and its own time limit: one failure hides nothing. Parts that do
-not fit into the minutes are ended or left out, and the record says so. `--parts` adds them later.
+Each part runs in a process of its own with its own log and time limit: one failure hides nothing. Parts that do not fit
+into the minutes are ended or left out, and the record says so. `--parts` adds them later.
 
 `environment`    driver, bitsandbytes (NF4 there and back), Unsloth, the pinned versions.
 `model`          a model of Qwen2.5-1.5B's shape with random weights and the starter policy's tokenizer, made here.
@@ -15,9 +15,7 @@ not fit into the minutes are ended or left out, and the record says so. `--parts
 Without a CUDA card this is a rehearsal: the same parts on the CPU with a model of two layers, in 32 bits, except for
 `notebooks`, which is `make run` there. Its figures say nothing about a GPU, and `--keep` does not keep them.
 
-    make gpu-check                                           with the project's environment
     make gpu-check PY=python3                                with a Python as it is, where packages came as wheels
-    python3 notebooks/lab/make/gpu_check.py                  the same, without make
     make gpu-check ARGS="--parts merge notebooks --keep"     these again, into the same record, kept with the benchmarks
 """
 
@@ -58,35 +56,35 @@ class Part:
     limit: int  # seconds
     needs: tuple[str, ...] = ()
     makes: tuple[str, ...] = ()
-    timed: bool = False
 
 
 def all_parts() -> list[Part]:
     """Those of this machine, in the order in which they run."""
     kind, steps, short = work.main_precision(), work.size().steps, work.size().short
     other = "fp16" if kind == "bf16" else kind  # with one precision only, a resumed run is still to be seen
-    parts = [
+    timed = [
+        Part(name, partial(work.time_training, backend=backend, kind=kind, steps=steps), 300, ("model",), (made,))
+        for backend in work.NAMES
+        for name, made in [(f"{work.NAMES[backend]}, {kind}", f"{backend}-{kind}")]
+    ]
+    killed = partial(work.train_killed_and_resumed, backend="unsloth", kind=other, steps=short)
+    return [
         Part("environment", work.check_environment, 180),
         Part("model", work.make_model, 180, makes=("base", "inputs")),
+        *timed,
+        Part("merge", work.merge_and_prove, 300, (timed[0].name,)),
+        *([Part("notebooks", work.run_starter_road, 480, makes=("road",))] if card() else []),
+        Part(f"Unsloth, {other}, killed and resumed", killed, 300, ("model",), ("killed",)),
+        Part("settings", work.check_unsloth_settings, 180),
     ]
-    for backend, name in (("unsloth", "Unsloth"), ("trl", "TRL")):
-        training = partial(work.time_training, backend=backend, kind=kind, steps=steps)
-        parts.append(Part(f"{name}, {kind}", training, 300, ("model",), (f"{backend}-{kind}",), timed=True))
-    parts.append(Part("merge", work.merge_and_prove, 300, (f"Unsloth, {kind}",)))
-    if card():
-        parts.append(Part("notebooks", work.run_starter_road, 480, makes=("road",)))
-    killed = partial(work.train_killed_and_resumed, backend="unsloth", kind=other, steps=short)
-    parts.append(Part(f"Unsloth, {other}, killed and resumed", killed, 300, ("model",), ("killed",)))
-    return [*parts, Part("settings", work.check_unsloth_settings, 180)]
 
 
 def choose_parts(parts: list[Part], names: list[str] | None, done: Sequence[str] = ()) -> list[Part]:
     """The parts of these names with what they need and is not done. Raises SystemExit for a name that there is not."""
-    known = {part.name: part for part in parts}
-    for name in names or []:
-        if name not in known:
-            raise SystemExit(f"There is no part {name!r} on this machine: there are {'; '.join(known)}.")
+    known = [part.name for part in parts]
     wanted = set(names or known)
+    if unknown := sorted(wanted.difference(known)):
+        raise SystemExit(f"There is no part {unknown[0]!r} on this machine: there are {'; '.join(known)}.")
     for part in reversed(parts):
         wanted |= set(part.needs).difference(done) if part.name in wanted else set()
     return [part for part in parts if part.name in wanted]
@@ -121,9 +119,7 @@ def run_part(part: Part, folder: Path, seconds: float) -> Row:
     command = [sys.executable, str(Path(__file__).resolve()), "--child", part.name, "--folder", str(folder)]
     environment = part_environment(folder, slug(part.name), seconds)
     with log.open("wb") as sink:
-        process = subprocess.Popen(
-            command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True, env=environment
-        )
+        process = subprocess.Popen(command, stdout=sink, stderr=sink, start_new_session=True, env=environment)
         try:
             code = process.wait(seconds)
             why = f"exit code {code}: {last_words(log)}" if code else ""
@@ -134,8 +130,8 @@ def run_part(part: Part, folder: Path, seconds: float) -> Row:
             process.wait()
     found = read_json(result, MADE_BY) if result.exists() and not why else {}
     why = why or found.pop("failed", "") or ("" if found else "it left no result")
-    took = round(time.monotonic() - began, 1)
-    return {"status": "failed" if why else "ok", "took": took, "why": why, "log": relative(log), "found": found}
+    status, took = "failed" if why else "ok", round(time.monotonic() - began, 1)
+    return {"status": status, "took": took, "why": why, "log": relative(log), "found": found}
 
 
 def end_process(pid: int) -> None:
@@ -169,13 +165,7 @@ def run_check(parts: list[Part], folder: Path, minutes: float, record: Row) -> R
         else:
             print(f"  {part.name} …", flush=True)
             outcome = run_part(part, folder, min(part.limit, left))
-        found = outcome.pop("found")
-        record["machine"] |= found.get("machine", {})
-        record["runs"] = [run for run in record["runs"] if run["name"] != part.name]
-        if "seconds_a_step" in found:
-            record["runs"].append({**found, "timed": part.timed})
-        else:
-            outcome["found"] = found
+        record["machine"] |= outcome["found"].get("machine", {})
         record["parts"][part.name] = outcome
         try:
             write_json(folder / "check.json", record)
@@ -199,14 +189,11 @@ def earlier_record(path: Path) -> Row | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     only = "these only, with what they need and is not there yet; added to the record"
+    kept, place = "the record into tests/benchmarks/results/ too, as gpu.json", ROOT / "outputs/gpu-check"
     parser.add_argument("--parts", nargs="+", metavar="PART", help=only)
     parser.add_argument("--minutes", type=float, default=10, help="then it ends, whatever still runs (default: 10)")
-    parser.add_argument(
-        "--folder", type=Path, default=ROOT / "outputs/gpu-check", help="for models, logs and the record"
-    )
-    parser.add_argument(
-        "--keep", action="store_true", help="the record into tests/benchmarks/results/ too, as gpu.json"
-    )
+    parser.add_argument("--folder", type=Path, default=place, help="for models, logs and the record")
+    parser.add_argument("--keep", action="store_true", help=kept)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()
@@ -215,7 +202,7 @@ def main() -> None:
         (part,) = [part for part in all_parts() if part.name == arguments.child]
         write_json(folder / f"{slug(part.name)}.json", part.work(folder))
         return
-    empty = {"rehearsal": not card(), "machine": dict(card()), "parts": {}, "runs": []}
+    empty = {"rehearsal": not card(), "machine": dict(card()), "parts": {}}
     record = (arguments.parts and earlier_record(folder / "check.json")) or empty
     record["date"] = time.strftime("%Y-%m-%d")
     done = [name for name, one in record["parts"].items() if one["status"] == "ok"]
