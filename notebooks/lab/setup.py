@@ -155,14 +155,13 @@ def make_venv(folder):
     """Creates the virtual environment for `make` and installs every pin into it."""
     folder = Path(folder).resolve()
     check_disk(folder.parent, gib_needed())
-    started = time.monotonic()
+    started, log = time.monotonic(), folder / "install.log"
     python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
     if not python.exists():
         made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], capture_output=True, text=True)
         if made.returncode:
             print((made.stdout + made.stderr).strip(), file=sys.stderr)
             raise SetupError("Python's venv module is incomplete: install it (on Debian, `apt install python3-venv`).")
-    log = folder / "install.log"
     log.write_text("", encoding="utf-8")
     # the new environment's own Python says what it lacks, so that a half-made one is completed
     if subprocess.run([str(python), __file__, "--complete", str(log)]).returncode:
