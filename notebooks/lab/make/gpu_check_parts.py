@@ -105,19 +105,19 @@ def check_environment(folder: Path) -> Row:
     about = {"cpu": cpu_name(), "cores": os.cpu_count(), "platform": platform.platform(), **card()}
     wanted = [pin.split("==") for pins in missing(strict=True) for pin in pins]
     pins = [f"{name} {version_of(name) or 'not installed'}, pinned {pin}" for name, pin in wanted]
-    checks: dict[str, Row] = {}
-    for name, check in {"driver": check_driver, "bitsandbytes": check_bitsandbytes, "unsloth": check_unsloth}.items():
+    checks, bad = {}, []
+    for name, check in {"driver": ask_driver, "bitsandbytes": check_bitsandbytes, "unsloth": check_unsloth}.items():
         try:
-            checks[name] = {"state": "ok", "result": check()}
+            checks[name] = check()
         except Exception as error:
             traceback.print_exc()
-            checks[name] = {"state": "failed", "result": f"{type(error).__name__}: {error}"[:300]}
-    bad = ", ".join(name for name, check in checks.items() if check["state"] == "failed")
+            checks[name] = f"failed: {type(error).__name__}: {error}"[:300]
+            bad.append(name)
     found = {"machine": {**about, "versions": package_versions()}, "pins": pins, "checks": checks}
-    return found | ({"failed": f"these do not work: {bad}"} if bad else {})
+    return found | ({"failed": f"these do not work: {', '.join(bad)}"} if bad else {})
 
 
-def check_driver() -> str:
+def ask_driver() -> str:
     if not card():
         return "no CUDA card that torch can see"
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
@@ -130,14 +130,14 @@ def check_bitsandbytes() -> str:
     import torch
     from bitsandbytes.functional import dequantize_4bit
 
-    place, kind = ("cuda", torch.float16) if card() else ("cpu", torch.float32)
-    layer = bitsandbytes.nn.Linear4bit(256, 256, bias=False, quant_type="nf4", compute_dtype=kind)
-    weight = layer.weight.data.clone()
-    layer = layer.to(place)
+    where = {"device": "cuda", "dtype": torch.float16} if card() else {"device": "cpu", "dtype": torch.float32}
+    layer = bitsandbytes.nn.Linear4bit(256, 256, bias=False, quant_type="nf4", compute_dtype=where["dtype"])
+    weight = layer.weight.data.to(**where)
+    layer = layer.to(where["device"])
     layer.support_avx512bf16_for_cpu = False
-    back = dequantize_4bit(layer.weight.data, layer.weight.quant_state).to(place, kind).view(256, 256)
-    rounding = float((back.float().cpu() - weight.float()).norm() / weight.float().norm())
-    x = torch.randn(8, 256, device=place, dtype=kind)
+    back = dequantize_4bit(layer.weight.data, layer.weight.quant_state).to(**where).view(256, 256)
+    rounding = float((back.float() - weight.float()).norm() / weight.float().norm())
+    x = torch.randn(8, 256, **where)
     error = float((layer(x).float() - (x @ back.T).float()).abs().max())
     result = f"NF4 rounds weights by {rounding:.1%}, its layer is off by {error:.1g}"
     if not 0.02 < rounding < 0.2 or error > 0.05:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Iterable
 
 from lab.files import Row
 
@@ -30,8 +31,8 @@ def gpu_report(record: Row) -> str:
     return "\n".join(text) + "\n"
 
 
-def markdown_table(head: Sequence, rows: Sequence) -> list[str]:
-    cells = [head, ("---",) * len(head), *rows]
+def markdown_table(head: Collection, rows: Iterable[Iterable]) -> list[str]:
+    cells = [head, ["---"] * len(head), *rows]
     text = lambda cell: str(cell).replace("\n", " ").replace("|", "\\|")
     return ["| " + " | ".join(map(text, row)) + " |" for row in cells]
 
@@ -52,7 +53,7 @@ def part_details(found: Row) -> list[str]:
     """What a part found beyond figures of a training."""
     text: list[str] = []
     if "checks" in found:
-        text += markdown_table(("", "", "result"), [(name, *one.values()) for name, one in found["checks"].items()])
+        text += markdown_table(("", "result"), found["checks"].items())
         text += ["", "Other versions than pinned: " + ("; ".join(found["pins"]) or "none") + "."]
     if "defaults" in found:
         names = ["setting", "requested", "effective", "TRL's default"]
@@ -64,14 +65,15 @@ def part_details(found: Row) -> list[str]:
         text += [f"{PLANS} plans ask for {found['requested']} settings, and Unsloth's `GRPOConfig` changed {changed}."]
         text += ["These are set although nobody asked for them:", "", *markdown_table([*names, "in"], changes)]
         text += ["", "Fields that get another value where they are left out:", ""]
-        text += markdown_table(("setting", "TRL", "Unsloth"), [tuple(row.values()) for row in found["defaults"]])
+        text += markdown_table(("setting", "TRL", "Unsloth"), [row.values() for row in found["defaults"]])
     if "evidence" in found:
-        text += markdown_table(tuple(found["evidence"][0]), [tuple(row.values()) for row in found["evidence"]])
         seconds = ", ".join(f"{name} {value:.0f}" for name, value in found["seconds"].items())
+        text += markdown_table(found["evidence"][0], [row.values() for row in found["evidence"]])
         text += ["", f"n = {found['n']}. {found['said']} Seconds: {seconds}."]
     if "merged_into" in found:
-        distances = ", ".join(f"{name} {value['kl']:.2g}" for name, value in found["distances"].items())
-        base = (found["from_base"] or {}).get("kl", float("nan"))
-        text += [f"Merged into the {found['merged_into']} and proved. Mean KL from the trained model, nats a token:"]
-        text += [f"{distances}; the untrained base {base:.2g}."]
+        distances = found["distances"] | {"the untrained base": found["from_base"] or {}}
+        nats = ", ".join(f"{name} {value.get('kl', math.nan):.2g}" for name, value in distances.items())
+        text += [
+            f"Merged into the {found['merged_into']} and proved. Mean KL from the trained model, nats a token: {nats}."
+        ]
     return text

@@ -7,6 +7,7 @@ of its own with one thread. A training that is finished is kept, so that an inte
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -139,11 +140,9 @@ def run_file(out: Path, run: Run) -> Path:
 
 def finished_run(out: Path, run: Run, steps: int) -> Row | None:
     """The record of a run if it is there, whole, and of these very settings."""
-    try:
+    with contextlib.suppress(FileNotFoundError, ValueError):
         record = read_json(run_file(out, run), "07_training_recipes")
-    except (FileNotFoundError, ValueError):
-        return None
-    return record if {**record, **run_identity(*run, steps)} == record else None
+        return record if record | run_identity(*run, steps) == record else None
 
 
 def train_grid(

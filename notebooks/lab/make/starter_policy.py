@@ -35,15 +35,8 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 # Widths are multiples of 64, which bitsandbytes' 4-bit kernels need on a CPU.
-ARCHITECTURE = dict(
-    hidden_size=192,
-    intermediate_size=576,
-    num_hidden_layers=4,
-    num_attention_heads=6,
-    num_key_value_heads=6,
-    max_position_embeddings=1024,
-    tie_word_embeddings=True,
-)
+ARCHITECTURE = {"hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 4, "num_attention_heads": 6}
+ARCHITECTURE |= {"num_key_value_heads": 6, "max_position_embeddings": 1024, "tie_word_embeddings": True}
 MUON_PEAK, ADAMW_PEAK = 2e-2, 3e-3  # peak learning rates
 Messages = list[dict[str, str]]
 Example = tuple[list[int], list[bool]]  # token ids, and whether each is learned
@@ -253,14 +246,12 @@ def train(model: Any, tokenizer: Any, cycle: Cycle, seed: int) -> Any:
     from tqdm.auto import tqdm
 
     # Muon for the layers' matrices (Jordan et al. 2024), AdamW for the rest: it learns this faster than AdamW alone
-    matrices = [p for name, p in model.model.layers.named_parameters() if p.ndim == 2]
-    chosen = {id(p) for p in matrices}
-    others = [p for p in model.parameters() if id(p) not in chosen]
-    optimizers = [
-        (torch.optim.Muon(matrices, weight_decay=0.05), MUON_PEAK),
-        (torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0), ADAMW_PEAK),
-    ]
-    step, losses, hits = 0, [], []
+    matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
+    others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
+    muon = torch.optim.Muon(matrices, weight_decay=0.05)
+    adamw = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0)
+    optimizers = ((muon, MUON_PEAK), (adamw, ADAMW_PEAK))
+    step, losses = 0, []
     source = examples(tokenizer, seed, cycle.p_steps, lambda: step < cycle.basics * cycle.steps)
     source = batches(tokenizer, source, BATCH_SIZE, seed)
     model.train()
@@ -280,10 +271,8 @@ def train(model: Any, tokenizer: Any, cycle: Cycle, seed: int) -> Any:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         losses.append(loss.item())
-        hits.append((logits.argmax(-1) == wanted[kept]).float().mean().item())
         if (step + 1) % 100 == 0:
-            loss, right = (sum(values[-100:]) / 100 for values in (losses, hits))
-            print(f"step {step + 1}: loss {loss:.4f}, next token right {right:.4f}")
+            print(f"step {step + 1}: loss {sum(losses[-100:]) / 100:.4f}")
     return model.eval()
 
 
@@ -345,16 +334,15 @@ The mean completion has {figures["tokens_sampled"]:.0f} tokens. `make starter-po
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=STARTER_POLICY)
-    parser.add_argument("--from-cycle", type=int, default=0, help="go on with the model in --out from this cycle")
-    parser.add_argument("--measure-only", action="store_true", help="only measure the model in --out for its card")
+    more = "go on with the model in --out from this cycle (2: only measure it)"
+    parser.add_argument("--from-cycle", type=int, default=0, help=more)
     arguments = parser.parse_args()
     import torch
     import unsloth  # noqa: F401  (before transformers, which it patches)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     out, started = arguments.out, time.monotonic()
-    first = len(CYCLES) if arguments.measure_only else arguments.from_cycle
-    if first:
+    if first := arguments.from_cycle:
         tokenizer = AutoTokenizer.from_pretrained(out)
         model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     else:
@@ -365,8 +353,10 @@ def main() -> None:
         model.to(torch.bfloat16).save_pretrained(out)  # bf16 is what ships: the next cycle starts from it
         tokenizer.save_pretrained(out)
         model = model.float()
-        minutes = (time.monotonic() - started) / 60
-        print(f"cycle {number + 1} of {len(CYCLES)} done after {minutes:.0f} minutes", flush=True)
+        print(
+            f"cycle {number + 1} of {len(CYCLES)} done after {(time.monotonic() - started) / 60:.0f} minutes",
+            flush=True,
+        )
     figures = measure(out)
     print(json.dumps(figures, indent=2))
     write_json(out / "measured.json", figures)

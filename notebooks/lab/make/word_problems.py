@@ -22,10 +22,8 @@ from decimal import Decimal
 from lab.files import WORD_PROBLEMS, Row, relative, write_text
 
 HELD_OUT_SHARE = 10  # one problem in ten belongs to the held-out side
-NAMES = (
-    "Ada Amir Bea Chen Dana Eli Farah Gus Hana Ivo Jana Kofi Lena Milo Nora Omar Priya Quinn Rosa Sam "
-    "Tess Uma Viktor Wren Yusuf Zoe"
-).split()
+NAMES = "Ada Amir Bea Chen Dana Eli Farah Gus Hana Ivo Jana Kofi Lena Milo Nora Omar Priya Quinn Rosa Sam".split()
+NAMES += "Tess Uma Viktor Wren Yusuf Zoe".split()
 ITEMS = "pens cups books plates stickers ribbons candles badges maps bulbs".split()
 SMALL = "beads shells marbles cards coins buttons stamps acorns".split()
 TIMES = {2: "twice", 3: "three times", 4: "four times", 5: "five times", 6: "six times"}
@@ -83,9 +81,9 @@ def make_rows(n_train: int = 4000, n_test: int = 500, seed: int = 20261121) -> l
 
 def stream_problems(seed: int, held_out: bool) -> Iterator[Problem]:
     """Endless problems of one side of the split. Repeats are possible; the caller removes them."""
-    rng = random.Random(seed)
+    rng = Templates(seed)
     while True:
-        problem = draw_problem(rng.choice(list(TEMPLATES)), rng)
+        problem = draw_problem(rng)
         if is_held_out(problem) == held_out:
             yield problem
 
@@ -96,9 +94,10 @@ def is_held_out(problem: Problem) -> bool:
     return hashlib.sha256(key.encode()).digest()[0] % HELD_OUT_SHARE == 0
 
 
-def draw_problem(name: str, rng: random.Random) -> Problem:
-    """A problem of this template: its steps are worked here, so that text and arithmetic cannot disagree."""
-    numbers, question, work, written = TEMPLATES[name](rng)
+def draw_problem(rng: Templates) -> Problem:
+    """A problem of any template: its steps are worked here, so that text and arithmetic cannot disagree."""
+    template = rng.choice(TEMPLATES)
+    numbers, question, work, written = getattr(rng, template)()
     steps, values = [], {}
     for line in work.split("; "):
         label, *terms, op = re.fullmatch(r"(.+): (.+) ([-+*/]) (.+)", line).group(1, 2, 4, 3)
@@ -106,7 +105,7 @@ def draw_problem(name: str, rng: random.Random) -> Problem:
         exact = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}[op](left, right)
         values[label] = int(exact) if exact == int(exact) else exact
         steps.append(Step(label, plain(left), op, plain(right), plain(values[label])))
-    return Problem(name, tuple(map(plain, numbers)), question, tuple(steps), written(values[label]))
+    return Problem(template, tuple(map(plain, numbers)), question, tuple(steps), written(values[label]))
 
 
 def plain(value: Number) -> str:
@@ -120,187 +119,173 @@ def money(value: Number) -> str:
     return f"{'-' if value < 0 else ''}${abs(value):,.2f}".removesuffix(".00")
 
 
-def give_and_find(rng: random.Random) -> Drawn:
-    a, b, c = rng.randint(8, 25), rng.randint(2, 7), rng.randint(2, 9)
-    (name, friend), item = rng.sample(NAMES, 2), rng.choice(SMALL)
-    question = f"{name} has {a} {item}, gives {b} of them to {friend} and then finds {c} more. How many {item} does {name} have now?"
-    return (a, b, c), question, f"left: {a} - {b}; now: left + {c}", plain
+class Templates(random.Random):
+    """A generator of random numbers that draws word problems: one method a template, chosen in this order."""
+
+    def give_and_find(self) -> Drawn:
+        a, b, c = self.randint(8, 25), self.randint(2, 7), self.randint(2, 9)
+        (name, friend), item = self.sample(NAMES, 2), self.choice(SMALL)
+        question = f"{name} has {a} {item}, gives {b} of them to {friend} and then finds {c} more. How many {item} does {name} have now?"
+        return (a, b, c), question, f"left: {a} - {b}; now: left + {c}", plain
+
+    def boxes_and_broken(self) -> Drawn:
+        a, b, c, item = self.randint(3, 9), self.randint(4, 9), self.randint(2, 9), self.choice(ITEMS)
+        question = f"A shop gets {a} boxes with {b} {item} in each box. {c} of the {item} are broken. How many good {item} are there?"
+        return (a, b, c), question, f"all: {a} * {b}; good: all - {c}", plain
+
+    def two_kinds(self) -> Drawn:
+        a, p, b, q = (self.randint(2, 6) for _ in range(4))
+        name, (first, second) = self.choice(NAMES), self.sample(ITEMS, 2)
+        question = (
+            f"{name} buys {a} {first} at ${p} each and {b} {second} at ${q} each. How many dollars does {name} spend?"
+        )
+        return (a, p, b, q), question, f"{first}: {a} * {p}; {second}: {b} * {q}; total: {first} + {second}", money
+
+    def temperature(self) -> Drawn:
+        a, b, c = self.randint(-5, 9), self.randint(4, 12), self.randint(2, 9)
+        turn, sign = ("rises", "+") if self.random() < 0.5 else ("falls", "-")
+        question = f"In the evening it is {a} degrees. By night the temperature falls by {b} degrees, and by morning it {turn} by {c} degrees. What is the temperature in the morning?"
+        return (a, b, c if turn == "rises" else -c), question, f"night: {a} - {b}; morning: night {sign} {c}", plain
+
+    def account(self) -> Drawn:
+        a, b, c, name = self.randint(5, 20), self.randint(15, 30), self.randint(2, 12), self.choice(NAMES)
+        question = f"{name} has ${a} in an account that may go below zero. {name} pays a bill of ${b} and then puts in ${c}. What is the balance in dollars?"
+        return (a, b, c), question, f"after the bill: {a} - {b}; balance: after the bill + {c}", money
+
+    def times_as_many(self) -> Drawn:
+        a, k = self.randint(3, 15), self.randint(2, 6)
+        (name, friend), item = self.sample(NAMES, 2), self.choice(SMALL)
+        question = f"{name} has {a} {item}. {friend} has {TIMES[k]} as many. How many {item} do they have together?"
+        return (a, k), question, f"{friend}: {a} * {k}; both: {a} + {friend}", plain
+
+    def three_friends(self) -> Drawn:
+        a, k, c = self.randint(2, 9), self.randint(2, 4), self.randint(2, 9)
+        (x, y, z), item = self.sample(NAMES, 3), self.choice(SMALL)
+        question = f"{x} has {a} {item}. {y} has {TIMES[k]} as many as {x}, and {z} has {c} more than {y}. How many {item} do the three have in all?"
+        work = f"{y}: {a} * {k}; {z}: {y} + {c}; two of them: {a} + {y}; all three: two of them + {z}"
+        return (a, k, c), question, work, plain
+
+    def share_and_eat(self) -> Drawn:
+        b, each = self.randint(2, 9), self.randint(4, 12)
+        c, total = self.randint(1, each - 1), b * each
+        question = f"{b} children share {total} nuts equally. Each child eats {c} of them at once. How many nuts does each child have left?"
+        return (b, total, c), question, f"each: {total} / {b}; left: each - {c}", plain
+
+    def sale_price(self) -> Drawn:
+        percent, price, post = self.choice((10, 20, 25, 50)), 20 * self.randint(1, 10), self.randint(2, 9)
+        item = self.choice(("coat", "lamp", "chair", "radio", "tent", "bag"))
+        question = f"A {item} costs ${price}. It is sold with {percent} percent off, and delivery costs ${post}. How many dollars does the {item} cost with delivery?"
+        work = f"off: {price} * {Decimal(percent) / 100}; sale price: {price} - off; total: sale price + {post}"
+        return (price, percent, post), question, work, money
+
+    def percent_right(self) -> Drawn:
+        n = self.choice((10, 20, 25, 50))
+        wrong = self.randint(1, n - 1)
+        name, thing = self.choice(NAMES), self.choice(("questions in a quiz", "throws in a game", "words in a test"))
+        question = f"{name} has {n} {thing} and gets {wrong} of them wrong. What percent does {name} get right?"
+        return (n, wrong), question, f"right: {n} - {wrong}; percent: right * {100 // n}", "{}%".format
+
+    def two_part_trip(self) -> Drawn:
+        a, h, b, g = 10 * self.randint(3, 9), self.randint(2, 4), 10 * self.randint(3, 9), self.randint(2, 4)
+        question = f"A bus drives for {h} hours at {a} km an hour and then for {g} hours at {b} km an hour. How many km does it drive?"
+        work = f"first part: {a} * {h}; second part: {b} * {g}; total: first part + second part"
+        return (a, h, b, g), question, work, "{:,}".format
+
+    def cafe_bill(self) -> Drawn:
+        a, p, q = self.randint(2, 5), Decimal(self.randint(3, 9)) / 2, Decimal(self.randint(3, 12)) / 2
+        name = self.choice(NAMES)
+        drink, cake = self.choice(("coffees", "teas", "juices")), self.choice(("cake", "salad", "sandwich"))
+        question = (
+            f"{name} orders {a} {drink} at {money(p)} each and one {cake} for {money(q)}. How many dollars is the bill?"
+        )
+        return (a, p, q), question, f"{drink}: {a} * {p}; bill: {drink} + {q}", money
+
+    def change_back(self) -> Drawn:
+        a, p, note = self.randint(2, 5), Decimal(self.randint(1, 7)) / 4, self.choice((10, 20, 50))
+        item, name = self.choice(ITEMS), self.choice(NAMES)
+        question = f"{name} buys {a} {item} at {money(p)} each and pays with a ${note} note. How many dollars of change does {name} get?"
+        return (a, p, note), question, f"cost: {a} * {p}; change: {note} - cost", money
+
+    def factory(self) -> Drawn:
+        a, h, bad, item = 100 * self.randint(1, 9), self.randint(2, 9), 10 * self.randint(1, 9), self.choice(ITEMS)
+        question = f"A factory makes {a} {item} an hour and works for {h} hours. {bad} of the {item} fail the test. How many {item} pass the test?"
+        return (a, h, bad), question, f"made: {a} * {h}; good: made - {bad}", "{:,}".format
+
+    def theatre(self) -> Drawn:
+        rows, seats, p = 10 * self.randint(2, 6), self.randint(5, 9), self.randint(2, 5)
+        question = f"A theatre has {rows} rows with {seats} seats in each row. All seats are sold at ${p} each. How many dollars does the theatre take in?"
+        return (rows, seats, p), question, f"seats: {rows} * {seats}; income: seats * {p}", money
+
+    def average_of_three(self) -> Drawn:
+        a, b = self.randint(2, 12), self.randint(2, 12)
+        c, name = self.choice([c for c in range(2, 13) if (a + b + c) % 3 == 0]), self.choice(NAMES)
+        question = f"{name} scores {a}, {b} and {c} points in three games. What is {name}'s average score?"
+        work = f"two games: {a} + {b}; three games: two games + {c}; average: three games / 3"
+        return (a, b, c), question, work, plain
+
+    def cut_the_rope(self) -> Drawn:
+        k, piece, rest = self.randint(2, 5), Decimal(self.randint(3, 11)) / 2, Decimal(self.randint(1, 9)) / 2
+        rope, thing = k * piece + rest, self.choice(("rope", "ribbon", "cable", "pipe"))
+        question = f"A {thing} is {plain(rope)} metres long. {k} pieces of {plain(piece)} metres are cut from it. How many metres are left?"
+        return (rope, k, piece), question, f"used: {k} * {piece}; left: {rope} - used", plain
+
+    def fence(self) -> Drawn:
+        a, b, p = self.randint(3, 10), self.randint(3, 10), self.randint(2, 5)
+        question = f"A garden is {a} metres long and {b} metres wide. A fence around it costs ${p} for each metre. How many dollars does the fence cost?"
+        return (a, b, p), question, f"half way: {a} + {b}; around: half way * 2; cost: around * {p}", money
+
+    def wages(self) -> Drawn:
+        h, p, days, rent = self.randint(2, 8), self.randint(8, 12), self.randint(2, 3), 10 * self.randint(1, 3)
+        name = self.choice(NAMES)
+        question = f"{name} works {h} hours a day for {days} days at ${p} an hour and then pays ${rent} for tools. How many dollars does {name} have left?"
+        return (h, p, days, rent), question, f"a day: {h} * {p}; pay: a day * {days}; left: pay - {rent}", money
+
+    def pages_to_read(self) -> Drawn:
+        a, d, rest, per_day = self.randint(5, 10), self.randint(2, 4), self.randint(2, 5), self.randint(4, 12)
+        pages, name = a * d + rest * per_day, self.choice(NAMES)
+        question = f"A book has {pages} pages. {name} reads {a} pages a day for {d} days and wants to read the rest in {rest} days. How many pages a day is that?"
+        return (pages, a, d, rest), question, f"read: {a} * {d}; left: {pages} - read; days: left / {rest}", plain
+
+    def lift_floors(self) -> Drawn:
+        a, b, c, d = self.randint(1, 9), self.randint(4, 12), self.randint(2, 8), self.randint(2, 9)
+        question = f"A lift starts on floor {a}, goes down {b} floors, up {c} floors and down {d} floors. Floors below zero are in the basement. On which floor does it stop?"
+        return (a, b, c, d), question, f"down: {a} - {b}; up: down + {c}; down: up - {d}", plain
+
+    def school_trip(self) -> Drawn:
+        a, p, c, q, off = (
+            self.randint(2, 4),
+            self.randint(4, 9),
+            self.randint(4, 9),
+            self.randint(2, 4),
+            self.randint(3, 9),
+        )
+        question = f"Tickets for the zoo cost ${p} for an adult and ${q} for a child. A group of {a} adults and {c} children has a voucher of ${off}. How many dollars does the group pay?"
+        work = f"adults: {a} * {p}; children: {c} * {q}; all: adults + children; to pay: all - {off}"
+        return (p, q, a, c, off), question, work, money
+
+    def egg_farm(self) -> Drawn:
+        hens, days, per_box = self.randint(4, 9), self.randint(2, 5), self.choice((2, 3, 4))
+        eggs = hens * days
+        broken = self.choice([b for b in range(1, 9) if eggs - b >= per_box and (eggs - b) % per_box == 0])
+        p = self.randint(2, 6)
+        question = f"{hens} hens lay one egg a day each for {days} days. {broken} of the eggs break, and the others are sold in boxes of {per_box} at ${p} a box. How many dollars come in?"
+        work = f"eggs: {hens} * {days}; whole: eggs - {broken}; boxes: whole / {per_box}; income: boxes * {p}"
+        return (hens, days, broken, per_box, p), question, work, money
+
+    def savings_goal(self) -> Drawn:
+        goal, a, w, gift = (
+            self.choice((100, 120, 150, 200)),
+            self.randint(3, 9),
+            self.randint(3, 6),
+            5 * self.randint(1, 4),
+        )
+        name, thing = self.choice(NAMES), self.choice(("bike", "phone", "guitar", "camera"))
+        question = f"A {thing} costs ${goal}. {name} saves ${a} a week for {w} weeks and gets ${gift} as a gift. How many more dollars does {name} need?"
+        work = f"saved: {a} * {w}; with the gift: saved + {gift}; missing: {goal} - with the gift"
+        return (goal, a, w, gift), question, work, money
 
 
-def boxes_and_broken(rng: random.Random) -> Drawn:
-    a, b, c, item = rng.randint(3, 9), rng.randint(4, 9), rng.randint(2, 9), rng.choice(ITEMS)
-    question = f"A shop gets {a} boxes with {b} {item} in each box. {c} of the {item} are broken. How many good {item} are there?"
-    return (a, b, c), question, f"all: {a} * {b}; good: all - {c}", plain
-
-
-def two_kinds(rng: random.Random) -> Drawn:
-    a, p, b, q = (rng.randint(2, 6) for _ in range(4))
-    name, (first, second) = rng.choice(NAMES), rng.sample(ITEMS, 2)
-    question = (
-        f"{name} buys {a} {first} at ${p} each and {b} {second} at ${q} each. How many dollars does {name} spend?"
-    )
-    return (a, p, b, q), question, f"{first}: {a} * {p}; {second}: {b} * {q}; total: {first} + {second}", money
-
-
-def temperature(rng: random.Random) -> Drawn:
-    a, b, c = rng.randint(-5, 9), rng.randint(4, 12), rng.randint(2, 9)
-    turn, sign = ("rises", "+") if rng.random() < 0.5 else ("falls", "-")
-    question = f"In the evening it is {a} degrees. By night the temperature falls by {b} degrees, and by morning it {turn} by {c} degrees. What is the temperature in the morning?"
-    return (a, b, c if turn == "rises" else -c), question, f"night: {a} - {b}; morning: night {sign} {c}", plain
-
-
-def account(rng: random.Random) -> Drawn:
-    a, b, c, name = rng.randint(5, 20), rng.randint(15, 30), rng.randint(2, 12), rng.choice(NAMES)
-    question = f"{name} has ${a} in an account that may go below zero. {name} pays a bill of ${b} and then puts in ${c}. What is the balance in dollars?"
-    return (a, b, c), question, f"after the bill: {a} - {b}; balance: after the bill + {c}", money
-
-
-def times_as_many(rng: random.Random) -> Drawn:
-    a, k = rng.randint(3, 15), rng.randint(2, 6)
-    (name, friend), item = rng.sample(NAMES, 2), rng.choice(SMALL)
-    question = f"{name} has {a} {item}. {friend} has {TIMES[k]} as many. How many {item} do they have together?"
-    return (a, k), question, f"{friend}: {a} * {k}; both: {a} + {friend}", plain
-
-
-def three_friends(rng: random.Random) -> Drawn:
-    a, k, c = rng.randint(2, 9), rng.randint(2, 4), rng.randint(2, 9)
-    (x, y, z), item = rng.sample(NAMES, 3), rng.choice(SMALL)
-    question = f"{x} has {a} {item}. {y} has {TIMES[k]} as many as {x}, and {z} has {c} more than {y}. How many {item} do the three have in all?"
-    work = f"{y}: {a} * {k}; {z}: {y} + {c}; two of them: {a} + {y}; all three: two of them + {z}"
-    return (a, k, c), question, work, plain
-
-
-def share_and_eat(rng: random.Random) -> Drawn:
-    b, each = rng.randint(2, 9), rng.randint(4, 12)
-    c, total = rng.randint(1, each - 1), b * each
-    question = f"{b} children share {total} nuts equally. Each child eats {c} of them at once. How many nuts does each child have left?"
-    return (b, total, c), question, f"each: {total} / {b}; left: each - {c}", plain
-
-
-def sale_price(rng: random.Random) -> Drawn:
-    percent, price, post = rng.choice((10, 20, 25, 50)), 20 * rng.randint(1, 10), rng.randint(2, 9)
-    item = rng.choice(("coat", "lamp", "chair", "radio", "tent", "bag"))
-    question = f"A {item} costs ${price}. It is sold with {percent} percent off, and delivery costs ${post}. How many dollars does the {item} cost with delivery?"
-    work = f"off: {price} * {Decimal(percent) / 100}; sale price: {price} - off; total: sale price + {post}"
-    return (price, percent, post), question, work, money
-
-
-def percent_right(rng: random.Random) -> Drawn:
-    n = rng.choice((10, 20, 25, 50))
-    wrong = rng.randint(1, n - 1)
-    name, thing = rng.choice(NAMES), rng.choice(("questions in a quiz", "throws in a game", "words in a test"))
-    question = f"{name} has {n} {thing} and gets {wrong} of them wrong. What percent does {name} get right?"
-    return (n, wrong), question, f"right: {n} - {wrong}; percent: right * {100 // n}", "{}%".format
-
-
-def two_part_trip(rng: random.Random) -> Drawn:
-    a, h, b, g = 10 * rng.randint(3, 9), rng.randint(2, 4), 10 * rng.randint(3, 9), rng.randint(2, 4)
-    question = f"A bus drives for {h} hours at {a} km an hour and then for {g} hours at {b} km an hour. How many km does it drive?"
-    work = f"first part: {a} * {h}; second part: {b} * {g}; total: first part + second part"
-    return (a, h, b, g), question, work, "{:,}".format
-
-
-def cafe_bill(rng: random.Random) -> Drawn:
-    a, p, q = rng.randint(2, 5), Decimal(rng.randint(3, 9)) / 2, Decimal(rng.randint(3, 12)) / 2
-    name = rng.choice(NAMES)
-    drink, cake = rng.choice(("coffees", "teas", "juices")), rng.choice(("cake", "salad", "sandwich"))
-    question = (
-        f"{name} orders {a} {drink} at {money(p)} each and one {cake} for {money(q)}. How many dollars is the bill?"
-    )
-    return (a, p, q), question, f"{drink}: {a} * {p}; bill: {drink} + {q}", money
-
-
-def change_back(rng: random.Random) -> Drawn:
-    a, p, note = rng.randint(2, 5), Decimal(rng.randint(1, 7)) / 4, rng.choice((10, 20, 50))
-    item, name = rng.choice(ITEMS), rng.choice(NAMES)
-    question = f"{name} buys {a} {item} at {money(p)} each and pays with a ${note} note. How many dollars of change does {name} get?"
-    return (a, p, note), question, f"cost: {a} * {p}; change: {note} - cost", money
-
-
-def factory(rng: random.Random) -> Drawn:
-    a, h, bad, item = 100 * rng.randint(1, 9), rng.randint(2, 9), 10 * rng.randint(1, 9), rng.choice(ITEMS)
-    question = f"A factory makes {a} {item} an hour and works for {h} hours. {bad} of the {item} fail the test. How many {item} pass the test?"
-    return (a, h, bad), question, f"made: {a} * {h}; good: made - {bad}", "{:,}".format
-
-
-def theatre(rng: random.Random) -> Drawn:
-    rows, seats, p = 10 * rng.randint(2, 6), rng.randint(5, 9), rng.randint(2, 5)
-    question = f"A theatre has {rows} rows with {seats} seats in each row. All seats are sold at ${p} each. How many dollars does the theatre take in?"
-    return (rows, seats, p), question, f"seats: {rows} * {seats}; income: seats * {p}", money
-
-
-def average_of_three(rng: random.Random) -> Drawn:
-    a, b = rng.randint(2, 12), rng.randint(2, 12)
-    c, name = rng.choice([c for c in range(2, 13) if (a + b + c) % 3 == 0]), rng.choice(NAMES)
-    question = f"{name} scores {a}, {b} and {c} points in three games. What is {name}'s average score?"
-    return (a, b, c), question, f"two games: {a} + {b}; three games: two games + {c}; average: three games / 3", plain
-
-
-def cut_the_rope(rng: random.Random) -> Drawn:
-    k, piece, rest = rng.randint(2, 5), Decimal(rng.randint(3, 11)) / 2, Decimal(rng.randint(1, 9)) / 2
-    rope, thing = k * piece + rest, rng.choice(("rope", "ribbon", "cable", "pipe"))
-    question = f"A {thing} is {plain(rope)} metres long. {k} pieces of {plain(piece)} metres are cut from it. How many metres are left?"
-    return (rope, k, piece), question, f"used: {k} * {piece}; left: {rope} - used", plain
-
-
-def fence(rng: random.Random) -> Drawn:
-    a, b, p = rng.randint(3, 10), rng.randint(3, 10), rng.randint(2, 5)
-    question = f"A garden is {a} metres long and {b} metres wide. A fence around it costs ${p} for each metre. How many dollars does the fence cost?"
-    return (a, b, p), question, f"half way: {a} + {b}; around: half way * 2; cost: around * {p}", money
-
-
-def wages(rng: random.Random) -> Drawn:
-    h, p, days, rent = rng.randint(2, 8), rng.randint(8, 12), rng.randint(2, 3), 10 * rng.randint(1, 3)
-    name = rng.choice(NAMES)
-    question = f"{name} works {h} hours a day for {days} days at ${p} an hour and then pays ${rent} for tools. How many dollars does {name} have left?"
-    return (h, p, days, rent), question, f"a day: {h} * {p}; pay: a day * {days}; left: pay - {rent}", money
-
-
-def pages_to_read(rng: random.Random) -> Drawn:
-    a, d, rest, per_day = rng.randint(5, 10), rng.randint(2, 4), rng.randint(2, 5), rng.randint(4, 12)
-    pages, name = a * d + rest * per_day, rng.choice(NAMES)
-    question = f"A book has {pages} pages. {name} reads {a} pages a day for {d} days and wants to read the rest in {rest} days. How many pages a day is that?"
-    return (pages, a, d, rest), question, f"read: {a} * {d}; left: {pages} - read; days: left / {rest}", plain
-
-
-def lift_floors(rng: random.Random) -> Drawn:
-    a, b, c, d = rng.randint(1, 9), rng.randint(4, 12), rng.randint(2, 8), rng.randint(2, 9)
-    question = f"A lift starts on floor {a}, goes down {b} floors, up {c} floors and down {d} floors. Floors below zero are in the basement. On which floor does it stop?"
-    return (a, b, c, d), question, f"down: {a} - {b}; up: down + {c}; down: up - {d}", plain
-
-
-def school_trip(rng: random.Random) -> Drawn:
-    a, p, c, q, off = rng.randint(2, 4), rng.randint(4, 9), rng.randint(4, 9), rng.randint(2, 4), rng.randint(3, 9)
-    question = f"Tickets for the zoo cost ${p} for an adult and ${q} for a child. A group of {a} adults and {c} children has a voucher of ${off}. How many dollars does the group pay?"
-    work = f"adults: {a} * {p}; children: {c} * {q}; all: adults + children; to pay: all - {off}"
-    return (p, q, a, c, off), question, work, money
-
-
-def egg_farm(rng: random.Random) -> Drawn:
-    hens, days, per_box = rng.randint(4, 9), rng.randint(2, 5), rng.choice((2, 3, 4))
-    eggs = hens * days
-    broken = rng.choice([b for b in range(1, 9) if eggs - b >= per_box and (eggs - b) % per_box == 0])
-    p = rng.randint(2, 6)
-    question = f"{hens} hens lay one egg a day each for {days} days. {broken} of the eggs break, and the others are sold in boxes of {per_box} at ${p} a box. How many dollars come in?"
-    work = f"eggs: {hens} * {days}; whole: eggs - {broken}; boxes: whole / {per_box}; income: boxes * {p}"
-    return (hens, days, broken, per_box, p), question, work, money
-
-
-def savings_goal(rng: random.Random) -> Drawn:
-    goal, a, w, gift = rng.choice((100, 120, 150, 200)), rng.randint(3, 9), rng.randint(3, 6), 5 * rng.randint(1, 4)
-    name, thing = rng.choice(NAMES), rng.choice(("bike", "phone", "guitar", "camera"))
-    question = f"A {thing} costs ${goal}. {name} saves ${a} a week for {w} weeks and gets ${gift} as a gift. How many more dollars does {name} need?"
-    work = f"saved: {a} * {w}; with the gift: saved + {gift}; missing: {goal} - with the gift"
-    return (goal, a, w, gift), question, work, money
-
-
-# A problem's template is drawn from this list, in this order.
-ORDER = (
-    "give_and_find boxes_and_broken two_kinds temperature account times_as_many three_friends share_and_eat "
-    "sale_price percent_right two_part_trip cafe_bill change_back factory theatre average_of_three cut_the_rope "
-    "fence wages pages_to_read lift_floors school_trip egg_farm savings_goal"
-)
-TEMPLATES: dict[str, Callable[[random.Random], Drawn]] = {name: globals()[name] for name in ORDER.split()}
+TEMPLATES = [name for name in vars(Templates) if not name.startswith("_")]
 
 
 def main() -> None:
