@@ -31,12 +31,8 @@ def clock(seconds: float) -> str:
 @contextlib.contextmanager
 def progress_line(name: str, folder: Path) -> Iterator[Callable[[], float]]:
     """Says on the terminal how long a notebook has been running, and how far its training is; yields its seconds."""
-    log, began, stop, live = (
-        folder / RUNS.get(name, "") / "log.jsonl",
-        time.time(),
-        threading.Event(),
-        sys.stdout.isatty(),
-    )
+    log, began = folder / RUNS.get(name, "") / "log.jsonl", time.time()
+    stop, live = threading.Event(), sys.stdout.isatty()
     seconds = lambda: time.time() - began
 
     def tick() -> None:
@@ -142,8 +138,8 @@ def code_evidence(folder: Path) -> str:
     from lab.measure.code_scores import pass_at_k_table
 
     record = read_json(folder / "code" / "evaluation.json", "06_code_rewards")
-    head = f"Held-out problems of {record['source']}, {record['samples']} samples each (n = {record['n']}); model: {record['model']}"
-    return f"{head}\n\n{pass_at_k_table(record).drop(columns='n').to_string()}"
+    asked = f"Held-out problems of {record['source']}, {record['samples']} samples each (n = {record['n']})"
+    return f"{asked}; model: {record['model']}\n\n{pass_at_k_table(record).drop(columns='n').to_string()}"
 
 
 def scratch_evidence(folder: Path) -> str:
@@ -152,8 +148,13 @@ def scratch_evidence(folder: Path) -> str:
     compared, record = (read_json(folder / name, made_by) for name in ("equal_to_trl.json", "evaluation.json"))
     loss, gradient = (max(one[f"{what} difference"] for one in compared) for what in ("loss", "gradient"))
     right = record["rewards"]["correctness_reward"]
-    return f"""GRPO from scratch: {len(compared)} losses and gradients compared with TRL's, largest differences {loss:.0e} and {gradient:.0e}
-  held-out problems right, {record["samples"]} samples each (n = {record["problems"]}): {right["before"]:.1%} before, {right["after"]:.1%} after its loop"""
+    differences = f"largest differences {loss:.0e} and {gradient:.0e}"
+    asked = f"{record['samples']} samples each (n = {record['problems']})"
+    gained = f"{right['before']:.1%} before, {right['after']:.1%} after its loop"
+    return (
+        f"GRPO from scratch: {len(compared)} losses and gradients compared with TRL's, {differences}\n"
+        f"  held-out problems right, {asked}: {gained}"
+    )
 
 
 def main() -> None:
