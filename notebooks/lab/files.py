@@ -104,13 +104,14 @@ def jsonl_lines(path: Path) -> Iterator[tuple[int, str, Row | Exception]]:
         return
     with path.open(encoding="utf-8-sig", errors="replace") as source:
         for number, line in enumerate(source):  # str.splitlines would cut at U+2028 too
+            if not line.strip():
+                continue
             try:
-                row = json.loads(line) if line.strip() else None
+                row = json.loads(line)
                 row = row if isinstance(row, dict) else ValueError(f"a {type(row).__name__}, not an object")
             except (ValueError, RecursionError) as error:
                 row = error
-            if line.strip():
-                yield number, line.rstrip("\n"), row
+            yield number, line.rstrip("\n"), row
 
 
 def append_jsonl(path: Path, row: Row) -> None:

@@ -11,10 +11,8 @@ OLDEST_PYTHON = (3, 11)
 def check_python(version=None):
     version = tuple(version or sys.version_info[:2])
     if version < OLDEST_PYTHON:
-        raise SystemExit(
-            "Python {}.{} is too old: install Python 3.11 or newer and name it, for example "
-            "`make run PYTHON=python3.12`.".format(*version[:2])
-        )
+        way = "install Python 3.11 or newer and name it, for example `make run PYTHON=python3.12`."
+        raise SystemExit(f"Python {version[0]}.{version[1]} is too old: {way}")
 
 
 check_python()  # before the imports below, which old Pythons lack
@@ -65,7 +63,7 @@ def version_of(name):
 def torch_is_accepted(version):
     """Whether Unsloth accepts an installed torch, such as '2.9.1+cu128'."""
     numbers = re.match(r"(\d+)\.(\d+)", version or "")
-    return bool(numbers) and TORCH_ACCEPTED[0] <= (int(numbers.group(1)), int(numbers.group(2))) < TORCH_ACCEPTED[1]
+    return bool(numbers) and TORCH_ACCEPTED[0] <= tuple(map(int, numbers.groups())) < TORCH_ACCEPTED[1]
 
 
 def missing(strict):
@@ -90,10 +88,8 @@ def missing(strict):
 def check_disk(folder, gib_needed):
     free = shutil.disk_usage(str(folder)).free
     if free < gib_needed * GIB:
-        raise SetupError(
-            f"Only {free / GIB:.1f} GB are free on the disk of {folder}, and the packages need about {gib_needed} GB: "
-            "free some space or move the project to a larger disk."
-        )
+        there = f"Only {free / GIB:.1f} GB are free on the disk of {folder}, and the packages need {gib_needed} GB"
+        raise SetupError(f"{there}: free some space or move the project to a larger disk.")
 
 
 def gib_needed():
@@ -104,18 +100,16 @@ def gib_needed():
 def explain(output):
     """One sentence for a failed pip run."""
     if "externally-managed-environment" in output:
-        return (
-            "This Python belongs to the operating system: run `make run`, or start Jupyter from a virtual environment."
-        )
+        return "This Python is the operating system's: run `make run`, or start Jupyter from a virtual environment."
     if "No space left on device" in output:
         return f"The disk is full: free about {gib_needed()} GB and run this again; nothing is lost."
     if re.search("name resolution|NewConnectionError|Connection refused|unreachable|timed out|ProxyError", output):
         return "The package index cannot be reached: check the network (or PIP_INDEX_URL) and run this again."
     if "No matching distribution" in output:
-        name = re.search(r"No matching distribution found for (\S+)", output)
+        name = re.search(r"No matching distribution found for (\S+)|$", output)[1] or "such package"
+        python = "that Python is 3.11 to 3.13 (this is {}.{})".format(*sys.version_info)
         return (
-            f"The package index offers no {name.group(1) if name else 'such package'} for this machine: check the network "
-            f"(or PIP_INDEX_URL), and that Python is 3.11 to 3.13 (this is {sys.version_info[0]}.{sys.version_info[1]})."
+            f"The package index offers no {name} for this machine: check the network (or PIP_INDEX_URL), and {python}."
         )
     return "pip failed; its last lines are above."
 
@@ -124,7 +118,7 @@ def pip(python, arguments, log):
     """Runs pip quietly into a log; on failure shows the log's end and one sentence."""
     command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *arguments]
     with open(str(log), "a", encoding="utf-8") as sink:
-        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, stdout=sink, stderr=sink)
         start, dots = time.monotonic(), sys.stdout.isatty()
         while process.poll() is None:
             time.sleep(0.5)
@@ -143,10 +137,9 @@ def install(python, wanted, beside, log, constraints=()):
     """Installs pinned packages, then Unsloth's without their dependencies."""
     print(f"Installing {len(wanted) + len(beside)} packages. This takes a few minutes.", flush=True)
     if wanted:
-        with tempfile.TemporaryDirectory() as folder:
-            listed = Path(folder) / "constraints.txt"
-            listed.write_text("\n".join(constraints) + "\n", encoding="utf-8")
-            pip(python, [*wanted, "--constraint", str(listed)], log)
+        listed = Path(str(log) + ".constraints")
+        listed.write_text("\n".join(constraints) + "\n", encoding="utf-8")
+        pip(python, [*wanted, "--constraint", str(listed)], log)
     if beside:
         pip(python, ["--no-deps", *beside], log)
 
@@ -155,14 +148,13 @@ def make_venv(folder):
     """Creates the virtual environment for `make` and installs every pin into it."""
     folder = Path(folder).resolve()
     check_disk(folder.parent, gib_needed())
-    started = time.monotonic()
+    started, log = time.monotonic(), folder / "install.log"
     python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
     if not python.exists():
         made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], capture_output=True, text=True)
         if made.returncode:
             print((made.stdout + made.stderr).strip(), file=sys.stderr)
             raise SetupError("Python's venv module is incomplete: install it (on Debian, `apt install python3-venv`).")
-    log = folder / "install.log"
     log.write_text("", encoding="utf-8")
     # the new environment's own Python says what it lacks, so that a half-made one is completed
     if subprocess.run([str(python), __file__, "--complete", str(log)]).returncode:
@@ -195,12 +187,11 @@ def ensure_environment():
     if os.environ.get(NO_INSTALL):
         print(f"{NO_INSTALL} is set: nothing is installed, though these are wanted: {', '.join(wanted + beside)}")
         return
-    changed = [pin for pin in wanted + beside if pin.split("==")[0] in sys.modules]
+    names = [pin.split("==")[0] for pin in wanted + beside]
+    changed = ", ".join(name for name in names if name in sys.modules)
     if changed:
-        names = ", ".join(pin.split("==")[0] for pin in changed)
-        raise SetupError(
-            f"This kernel has already imported another version of {names}: restart it and run this cell first."
-        )
+        there = f"This kernel has already imported another version of {changed}"
+        raise SetupError(f"{there}: restart it and run this cell first.")
     check_disk(Path(sys.prefix), gib_needed())
     log = Path(tempfile.gettempdir()) / "grpo-notebooks-install.log"
     log.write_text("", encoding="utf-8")
@@ -210,17 +201,14 @@ def ensure_environment():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--venv", help="make this virtual environment")
-    parser.add_argument("--complete", metavar="LOG", help="install what this Python lacks, pip's words to LOG")
+    way = parser.add_mutually_exclusive_group(required=True)
+    way.add_argument("--venv", help="make this virtual environment")
+    way.add_argument("--complete", metavar="LOG", help="install what this Python lacks, pip's words to LOG")
     arguments = parser.parse_args()
     if arguments.venv:
         make_venv(arguments.venv)
-    elif arguments.complete:
-        wanted, beside = missing(strict=True)
-        if wanted or beside:
-            install(sys.executable, wanted, beside, arguments.complete)
-    else:
-        ensure_environment()
+    elif any(missing(strict=True)):
+        install(sys.executable, *missing(strict=True), arguments.complete)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from lab.make.gpu_check_report import gpu_report
 
 SCRIPT = ROOT / "notebooks/lab/make/gpu_check.py"
 RUN = {
-    "name": "Unsloth, bf16",
     "backend": "unsloth",
     "precision": "bf16",
     "steps": 20,
@@ -31,16 +30,14 @@ RUN = {
     "generated_tokens_a_second": 1500.0,
     "trained_tokens_a_second": 9000.0,
     "generating_share": 0.6,
-    "peak_bytes": 4_000_000_000,
-    "peak_of": "card",
-    "peak_reserved_bytes": 5_000_000_000,
+    "peak": {"bytes": 4_000_000_000, "of": "card", "reserved": 5_000_000_000},
     "reward": [0.1, 0.2],
 }
-PLAIN = {**RUN, "name": "TRL, bf16", "backend": "trl", "seconds_a_step": 5.0, "peak_bytes": 10_000_000_000}
+PLAIN = {**RUN, "backend": "trl", "seconds_a_step": 5.0, "peak": {"bytes": 10_000_000_000, "of": "card"}}
 
 
 def empty_record():
-    return {"rehearsal": True, "date": "2026-11-30", "machine": {}, "parts": {}, "runs": []}
+    return {"rehearsal": True, "date": "2026-11-30", "machine": {}, "parts": {}}
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +88,9 @@ def test_unsloths_defaults_are_other_ones_and_are_named(rehearsal):
 
 
 def test_the_killed_run_went_on_from_its_checkpoint(rehearsal):
-    (run,) = rehearsal[1]["runs"]
+    run = rehearsal[1]["parts"]["Unsloth, fp32, killed and resumed"]["found"]
     assert run["killed_after"] >= 3 and run["resumed_after"] and 0 < run["resumed_after"][0] <= run["killed_after"]
-    assert run["steps"] == 4 and run["status"] == "finished" and run["peak_bytes"] > 1e8 and not run["timed"]
+    assert run["steps"] == 4 and run["status"] == "finished" and run["peak"]["bytes"] > 1e8 and not run["timed"]
     assert run["generated_tokens_a_second"] > 0 and 0 < run["generating_share"] < 1
 
 
@@ -206,16 +203,17 @@ def test_a_full_disk_where_the_record_goes_is_said_and_stops_nothing(monkeypatch
 def test_a_part_that_is_run_again_is_added_to_the_record_and_takes_the_place_of_its_run(
     monkeypatch, outcomes, tmp_path
 ):
-    done = {"model": {"status": "ok", "why": "", "took": 1}}
-    (tmp_path / "check.json").write_text(json.dumps({**empty_record(), "parts": done, "runs": [RUN, PLAIN]}))
+    ok = {"status": "ok", "why": "", "took": 1}
+    done = {"model": {**ok, "found": {}}, "TRL, bf16": {**ok, "found": PLAIN}, "Unsloth, bf16": {**ok, "found": RUN}}
+    (tmp_path / "check.json").write_text(json.dumps({**empty_record(), "parts": done}))
     monkeypatch.setattr(gpu_check, "card", dict)
     record = gpu_check.earlier_record(tmp_path / "check.json")
     parts = [Part("model", None, 9), Part("TRL, bf16", None, 9, ("model",))]
     assert choose_parts(parts, ["TRL, bf16"], ["model"]) == parts[1:] and choose_parts(parts, ["TRL, bf16"]) == parts
     outcomes(**{"TRL, bf16": {**PLAIN, "seconds_a_step": 7.0}})
     run_check(parts[1:], tmp_path, 10, record)
-    assert list(record["parts"]) == ["model", "TRL, bf16"]
-    assert {run["name"]: run["seconds_a_step"] for run in record["runs"]} == {"Unsloth, bf16": 2.0, "TRL, bf16": 7.0}
+    seconds = {name: one["found"].get("seconds_a_step") for name, one in record["parts"].items()}
+    assert seconds == {"model": None, "TRL, bf16": 7.0, "Unsloth, bf16": 2.0}
     monkeypatch.setattr(gpu_check, "card", lambda: {"gpu": "NVIDIA T4"})
     assert gpu_check.earlier_record(tmp_path / "check.json") is None  # of another machine
 
@@ -264,7 +262,7 @@ def test_on_a_card_there_are_both_backends_in_its_precision_and_the_notebooks(mo
     trained = [f"Unsloth, {main}", f"TRL, {main}"]
     rest = ["merge", "notebooks", f"Unsloth, {other}, killed and resumed", "settings"]
     assert [part.name for part in parts] == ["environment", "model", *trained, *rest]
-    assert [part.name for part in parts if part.timed] == trained
+    assert [part.name for part in parts if getattr(part.work, "func", None) is gpu_check_parts.time_training] == trained
     assert next(part for part in parts if part.name == "merge").needs == (trained[0],)
 
 
@@ -288,6 +286,16 @@ def a_run(folder, rows, attempts):
     return folder
 
 
+def measured(run, backend, kind, code=0):
+    ended = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
+    return measure_run(run, backend, kind, ended)
+
+
+def test_a_training_that_failed_has_no_figures(tmp_path):
+    with pytest.raises(RuntimeError, match="ended with exit code 3"):
+        measured(a_run(tmp_path / "run", [row(1, 2.0, 100)], [{"from_step": 0}]), "trl", "bf16", code=3)
+
+
 def row(step, seconds, tokens, **more):
     times = {"time/step": seconds, "time/generating": 1.0, "time/scoring": 0.5}
     logged = {"reward": 0.5, "num_tokens": tokens, "completions/mean_length": 10.0, "loss": 0.1, "grad_norm": 1.0}
@@ -298,12 +306,12 @@ def test_figures_are_those_worked_out_by_hand_without_the_first_steps_of_each_pr
     # the rehearsal's batch has 8 completions; steps 1, 2, 5 and 6 begin a process
     seconds, tokens = (99, 99, 2.5, 3.5, 99, 99, 4.5), (100, 200, 500, 800, 900, 1000, 1600)
     rows = [row(i + 1, *both) for i, both in enumerate(zip(seconds, tokens))]
-    found = measure_run(a_run(tmp_path / "run", rows, [{"from_step": 0}, {"from_step": 4}]), "trl", "bf16")
+    found = measured(a_run(tmp_path / "run", rows, [{"from_step": 0}, {"from_step": 4}]), "trl", "bf16")
     assert found["steps"] == 7 and found["steps_timed"] == 3 and found["seconds_a_step"] == 3.5 == 10.5 / 3
     assert found["generating_share"] == pytest.approx(3 / 10.5)
     assert found["generated_tokens_a_second"] == pytest.approx(3 * 80 / 3)
     assert found["trained_tokens_a_second"] == pytest.approx((300 + 300 + 600) / (10.5 - 3 - 1.5))
-    assert found["peak_bytes"] == 7 and "failed" not in found
+    assert found["peak"]["bytes"] == 7 and "failed" not in found
 
 
 @pytest.mark.parametrize(
@@ -311,20 +319,22 @@ def test_figures_are_those_worked_out_by_hand_without_the_first_steps_of_each_pr
 )
 def test_a_loss_that_is_not_finite_fails_except_while_fp16_looks_for_its_scale(tmp_path, kind, step, fails):
     rows = [row(i, 1.9, 100 * i, **({"grad_norm": float("nan")} if i == step else {})) for i in range(1, 5)]
-    found = measure_run(a_run(tmp_path / "run", rows, [{"from_step": 0}]), "unsloth", kind)
+    found = measured(a_run(tmp_path / "run", rows, [{"from_step": 0}]), "unsloth", kind)
     assert (found.get("failed") == "grad_norm not finite in some step") is fails
 
 
 def test_the_table_says_the_machine_the_versions_and_what_failed():
-    failed = {"status": "failed", "took": 3.0, "why": "out of | memory", "log": "x"}
+    failed = {"status": "failed", "took": 3.0, "why": "out of | memory", "log": "x", "found": {}}
     machine = {"gpu": "NVIDIA T4", "versions": {"torch": "2.13.0"}}
-    record = {**empty_record(), "rehearsal": False, "machine": machine, "parts": {"TRL, fp16": failed}}
-    text = gpu_report({**record, "runs": [RUN, {**PLAIN, "timed": False}]})
+    record = {**empty_record(), "rehearsal": False, "machine": machine}
+    ok = {"status": "ok", "took": 1.0, "why": "", "log": "x"}
+    runs = {"Unsloth, bf16": {**ok, "found": RUN}, "TRL, bf16": {**ok, "found": {**PLAIN, "timed": False}}}
+    text = gpu_report({**record, "parts": {"TRL, fp16": failed, **runs}})
     assert text.startswith("# GPU check: NVIDIA T4\n") and "2026-11-30" in text and "torch 2.13.0" in text
     assert "| TRL, fp16 | failed | 3 s | out of \\| memory |" in text
     memory = "4.00 GB of tensors, 5.00 reserved"
     assert f"| Unsloth, bf16 | 2.00 | 1,500 | 9,000 | 60% | {memory} | 20 (18 timed) | 0.100 → 0.200 |" in text
-    assert "| TRL, bf16 | – | – | – | – | 10.00 GB of tensors, 5.00 reserved | 20 |" in text
+    assert "| TRL, bf16 | – | – | – | – | 10.00 GB of tensors | 20 |" in text
     assert len({line.count("|") - line.count("\\|") for line in text.splitlines() if line.startswith("|")} - {5}) == 1
 
 

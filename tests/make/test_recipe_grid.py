@@ -60,16 +60,17 @@ ALL = ["baseline:1", "sparse:1", "adaptive:1", "baseline:2", "sparse:2", "adapti
 
 
 @pytest.fixture
-def stubbed(tmp_path):
+def stubbed(tmp_path, monkeypatch):
     """(start the grid, the runs that were trained since the last call, the folder)"""
     script, out = tmp_path / "stub.py", tmp_path / "out"
     script.write_text(STUB)
+    monkeypatch.setattr(recipe_grid, "COMMAND", (sys.executable, str(script)))
     runs = [(name, seed, steps) for name in NAMES for seed in NUMBERS for steps in (3, 4)]
     asked = {f"{name}:{seed} {steps}": recipe_grid.run_identity(name, seed, steps) for name, seed, steps in runs}
     write_json(tmp_path / "asked.json", asked)
 
     def start(steps=3):
-        found, failed = train_grid(NAMES, NUMBERS, steps, out, command=(sys.executable, str(script)))
+        found, failed = train_grid(NAMES, NUMBERS, steps, out)
         return [f"{run['recipe']}:{run['seed']}" for run in found], failed
 
     def taken():

@@ -50,6 +50,23 @@ def test_the_cards_figures_are_those_that_were_measured_and_lie_where_they_shoul
         assert f"{100 * found[name]:.1f} %" in card
 
 
+def test_the_card_says_what_the_script_does_and_is_left_as_it_is_by_the_same_figures():
+    card = (STARTER_POLICY / "README.md").read_text()
+    assert starter_policy.update_card(card, read_json(STARTER_POLICY / "measured.json", "make starter-policy")) == card
+    shape, (first, last) = starter_policy.ARCHITECTURE, starter_policy.CYCLES
+    for said in (
+        f"Qwen2, {shape['num_hidden_layers']} layers, width {shape['hidden_size']}, 2,142,144 parameters",
+        f"{starter_policy.VOCAB_SIZE} tokens, digits one by one",
+        f"{first.steps + last.steps:,} steps of {starter_policy.BATCH_SIZE} demonstrations, seed {starter_policy.SEED}",
+        f"for word problems, {100 * starter_policy.STYLES['strict'][0]:.0f} % have the asked-for format",
+        f"At the end of training {100 * last.p_steps:.0f} % of\nthe replies that could reason do ({100 * first.p_steps:.0f} %",
+        f"is right {100 * starter_policy.P_JUMP_RIGHT:.0f} % of the time",
+        f"Of the code replies {100 * starter_policy.P_BUG:.0f} % carry a bug",
+        f"Before those come {first.basics * first.steps:,.0f} steps on basics",
+    ):
+        assert said in card
+
+
 @pytest.fixture(scope="module")
 def small_sample():
     """Measured again here, on a small sample and in 4 bits, with its own seed."""

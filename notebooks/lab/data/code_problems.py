@@ -16,30 +16,27 @@ COLUMNS = ("prompt", "test", "entry_point")  # of HumanEval; canonical_solution 
 EVALUATION_SETS = ("humaneval", "livecodebench", "bigcodebench", "evalplus")  # in a data set's name
 
 
-def load_problems(
-    source: str, tokenizer: Any, to_train: bool, test_share: float = 0.2, seed: int = 0
-) -> tuple[list[Row], list[Row]]:
+def load_problems(source: str, tokenizer: Any, to_train: bool, seed: int = 0) -> tuple[list[Row], list[Row]]:
     """(train, test) problems of a bundled set, a JSONL/Parquet file or a Hub data set, ready for GRPO.
 
     Each row has `prompt` (a chat), `code_prompt` (HumanEval's `prompt`), `test`, `entry_point`, and what else
-    the source has. Without a `split` column, a random part is held out.
+    the source has. Without a `split` column, a random fifth is held out.
 
     Raises DataError for a missing column, and for an evaluation set that is to be trained on.
     """
     if to_train and any(name in source.casefold() for name in EVALUATION_SETS):
         raise loading.DataError(
-            f"{source} is an evaluation set: trained on, it measures nothing any more. Train on something else "
-            "(code_problems, or problems of your own with prompt, test and entry_point) and give this one as TEST."
+            f"{source} is an evaluation set: trained on, it measures nothing any more. Give it as TEST, and train on "
+            "something else: code_problems, or problems of your own with prompt, test and entry_point."
         )
     rows = loading.load_rows(source).rows
     dataset.check_columns(rows, COLUMNS, {})
     for row in rows:
         if not all(isinstance(row.get(name), str) and row[name].strip() for name in COLUMNS):
-            raise loading.DataError(
-                f"Row {row['_row']} of {source} has no text in one of {', '.join(COLUMNS)}: mend or remove it."
-            )
+            where = f"Row {row['_row']} of {source}"
+            raise loading.DataError(f"{where} has no text in one of {', '.join(COLUMNS)}: mend or remove it.")
     has_system = supports_system_role(tokenizer)
-    train, test = dataset.split_rows(rows, test_share, seed)
+    train, test = dataset.split_rows(rows, 0.2, seed)
     return [as_chat_row(row, has_system) for row in train], [as_chat_row(row, has_system) for row in test]
 
 
@@ -57,9 +54,8 @@ def drop_long_prompts(rows: Sequence[Row], tokenizer: Any, max_tokens: int) -> l
     lengths = [len(prompt_ids(tokenizer, row["prompt"])) for row in rows]
     kept = [row for row, length in zip(rows, lengths) if length <= max_tokens]
     if rows and not kept:
-        raise loading.DataError(
-            f"All {len(rows)} prompts have more than {max_tokens} tokens (the shortest {min(lengths)}): raise MAX_SEQ_LENGTH."
-        )
+        all_of_them = f"All {len(rows)} prompts have more than {max_tokens} tokens (the shortest {min(lengths)})"
+        raise loading.DataError(f"{all_of_them}: raise MAX_SEQ_LENGTH.")
     return kept
 
 

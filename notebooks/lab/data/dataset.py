@@ -18,6 +18,7 @@ from lab.files import Row, read_json, relative, write_json, write_text
 from lab.model.prompts import Shot, build_prompt, prompt_ids, supports_system_role
 from rewards import FORMAT, SYSTEM_PROMPT, extract_gsm8k_answer
 
+TEST_SIDES = ("test", "validation", "val", "eval")  # in a column `split`
 RESERVED = ("prompt", "completion", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
 
@@ -72,16 +73,15 @@ def prepare_dataset(
             kept.append(check_row(row, schema, question_column, answer_column))
         except ValueError as error:
             reject(row, str(error))
-
     train, test = deduplicate(*split_rows(kept, test_share, seed), reject)
     train, shots = take_shots(train, n_shots, seed)
-    has_system = supports_system_role(tokenizer)
-    for row in (*train, *test):
+    has_system, both = supports_system_role(tokenizer), [*train, *test]
+    for row in both:
         row["_prompt"] = build_prompt(row["question"], shots, system_prompt, has_system)
         row["_tokens"] = len(prompt_ids(tokenizer, row["_prompt"]))
-    lengths = [row["_tokens"] for row in (*train, *test)]
+    lengths = [row["_tokens"] for row in both]
     limit = max_prompt_tokens or length_limit(lengths)
-    for row in (*train, *test):
+    for row in both:
         if row["_tokens"] > limit:
             reject(row, f"prompt of {row['_tokens']} tokens, the limit is {limit}")
     train, test = ([row for row in part if row["_tokens"] <= limit] for part in (train, test))
@@ -89,18 +89,17 @@ def prepare_dataset(
         reasons = Counter(row["reason"][:60] for row in rejected).most_common(3)
         left = f"{len(train)} rows are left to train on and {len(test)} to test on, of {len(loaded.rows)}"
         raise DataError(f"{left}: the commonest reasons are {reasons}.")
-    read = len(loaded.rows) + len(loaded.unreadable)
+    counts = {"read": len(loaded.rows) + len(loaded.unreadable), "train": len(train), "test": len(test)}
     report = {
-        "rows": {"read": read, "train": len(train), "test": len(test), "rejected": len(rejected)},
+        "rows": {**counts, "rejected": len(rejected)},
         "rejected": dict(Counter(re.sub(r"\d+", "N", row["reason"].split(":")[0]) for row in rejected).most_common()),
         "max_prompt_tokens": limit,
-        "longest_prompt_tokens": max(row["_tokens"] for row in (*train, *test)),
+        "longest_prompt_tokens": max(length for length in lengths if length <= limit),
         "prompts_by_tokens": dict(sorted(Counter(lengths).items())),
         "system_role": has_system,
         "format": repr(FORMAT),
         "shots": n_shots,
-        # stands before every question, and travels with the exported model
-        "preamble": build_prompt("", shots, system_prompt)[:-1],
+        "preamble": build_prompt("", shots, system_prompt)[:-1],  # before every question; the exported model has it too
         "seed": seed,
     }
     return PreparedDataset([output_row(row) for row in train], [output_row(row) for row in test], rejected, report)
@@ -127,16 +126,15 @@ def check_row(row: Row, schema: dict[str, str], question_column: str, answer_col
     row = cast_row(row, schema)
     question, answer = row.get(question_column), gold_answer(row.get(answer_column))
     text = " ".join(value for value in row.values() if isinstance(value, str))
-    if not isinstance(question, str) or not question.strip():
-        raise ValueError("the question is missing or empty")
-    if not answer:
-        raise ValueError("the answer is missing or empty")
-    if re.search("[\ud800-\udfff]", text):
-        raise ValueError("a text has half a surrogate pair: it is not valid Unicode")
-    if answer.casefold() in ("nan", "n/a", "none", "null"):
-        raise ValueError(f"the answer is {answer!r}: that is no answer")
-    if "\ufffd" in text:
-        raise ValueError("a text is not valid UTF-8: save the file again in UTF-8")
+    reasons = {
+        "the question is missing or empty": not isinstance(question, str) or not question.strip(),
+        "the answer is missing or empty": not answer,
+        "a text has half a surrogate pair: it is not valid Unicode": re.search("[\ud800-\udfff]", text),
+        f"the answer is {answer!r}: that is no answer": answer.casefold() in ("nan", "n/a", "none", "null"),
+        "a text is not valid UTF-8: save the file again in UTF-8": "\ufffd" in text,
+    }
+    if reason := next((reason for reason, holds in reasons.items() if holds), None):
+        raise ValueError(reason)
     working, marker, _ = str(row[answer_column]).rpartition("####")
     solution = {"solution": working.strip()} if marker and "solution" not in row else {}
     return {**row, **solution, "question": question.strip(), "answer": answer}
@@ -150,13 +148,12 @@ def gold_answer(value: Any) -> str:
 
 def split_rows(rows: list[Row], test_share: float, seed: int) -> tuple[list[Row], list[Row]]:
     """(train, test): by the rows' own `split` column where it names a test side, else at random with the seed."""
-    is_test = [str(row.get("split", "")).casefold() in ("test", "validation", "val", "eval") for row in rows]
-    if not any(is_test):
+    held_out = {i for i, row in enumerate(rows) if str(row.get("split", "")).casefold() in TEST_SIDES}
+    if not held_out:
         order = list(range(len(rows)))
         random.Random(seed).shuffle(order)
         held_out = set(order[: max(1, round(test_share * len(rows)))])
-        is_test = [i in held_out for i in range(len(rows))]
-    return [row for row, out in zip(rows, is_test) if not out], [row for row, out in zip(rows, is_test) if out]
+    return tuple([row for i, row in enumerate(rows) if (i in held_out) is is_test] for is_test in (False, True))
 
 
 def deduplicate(train: list[Row], test: list[Row], reject: Callable[[Row, str], None]) -> tuple[list[Row], list[Row]]:
@@ -182,8 +179,6 @@ def normalise(text: str) -> str:
 
 def take_shots(train: list[Row], n_shots: int, seed: int) -> tuple[list[Row], list[Shot]]:
     """The training rows without the worked examples, and those."""
-    if not n_shots:
-        return train, []
     worked = [row for row in train if isinstance(row.get("solution"), str) and row["solution"].strip()]
     if len(worked) < n_shots:
         raise DataError(
@@ -191,9 +186,8 @@ def take_shots(train: list[Row], n_shots: int, seed: int) -> tuple[list[Row], li
             f"there are {len(worked)}. Name yours 'solution', or set N_SHOTS to 0."
         )
     chosen = random.Random(seed).sample(worked, n_shots)
-    taken = {id(row) for row in chosen}
     shots = [(row["question"], row["solution"], row["answer"]) for row in chosen]
-    return [row for row in train if id(row) not in taken], shots
+    return [row for row in train if not any(row is one for one in chosen)], shots
 
 
 def length_limit(lengths: list[int], generous: int = 512) -> int:
@@ -206,8 +200,8 @@ def length_limit(lengths: list[int], generous: int = 512) -> int:
 
 def output_row(row: Row) -> Row:
     """The row as it is saved: prompt, answer, and the other columns under names that TRL leaves alone."""
-    own = {name: value for name, value in row.items() if not name.startswith("_") and name not in ("answer", "split")}
-    renamed = {f"{name}_" if name in RESERVED else name: value for name, value in own.items()}
+    own = [name for name in row if not name.startswith("_") and name not in ("answer", "split")]
+    renamed = {f"{name}_" if name in RESERVED else name: row[name] for name in own}
     return {"prompt": row["_prompt"], "answer": row["answer"], **renamed}
 
 
@@ -226,9 +220,8 @@ def save_dataset(prepared: PreparedDataset, folder: Path) -> Path:
         try:
             Dataset.from_list(rows).save_to_disk(str(new / name))
         except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError) as error:
-            raise DataError(
-                f"A column holds values of different types: declare its type in SCHEMA. ({error})"
-            ) from error
+            what = "A column holds values of different types: declare its type in SCHEMA."
+            raise DataError(f"{what} ({error})") from error
     lines = [json.dumps(row, ensure_ascii=False, default=str) for row in prepared.rejected]
     write_text(new / "rejected.jsonl", "".join(line + "\n" for line in lines))
     write_json(new / "report.json", prepared.report)
@@ -247,8 +240,6 @@ def load_split(folder: Path, name: str) -> Any:
 
     report = read_json(folder / "dataset" / "report.json", "01_prepare_data")
     if report["format"] != repr(FORMAT):
-        raise DataError(
-            f"The prompts in {relative(folder / 'dataset')} ask for {report['format']}, and rewards.py now expects {FORMAT}: "
-            "run notebook 01_prepare_data again."
-        )
+        asked = f"The prompts in {relative(folder / 'dataset')} ask for {report['format']}"
+        raise DataError(f"{asked}, and rewards.py now expects {FORMAT}: run notebook 01_prepare_data again.")
     return load_from_disk(str(folder / "dataset" / name))

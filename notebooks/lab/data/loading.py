@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,16 +36,12 @@ def load_rows(source: str, config: str | None = None) -> LoadedRows:
     bundled = {path.stem: path for path in sorted((ROOT / "data").glob("*.jsonl"))}
     path = bundled.get(source, ROOT / Path(source).expanduser())
     reader = {".csv": read_csv, ".jsonl": read_jsonl_rows, ".parquet": read_parquet}.get(path.suffix.lower())
-    if reader:
-        if not path.is_file():
-            raise DataError(f"There is no file {path}: give a path that exists, or a Hub id such as openai/gsm8k.")
-        loaded = reader(path)
-    elif re.fullmatch(r"[\w.-]+/[\w.-]+", source):
-        loaded = read_hub(source, config)
-    else:
-        raise DataError(
-            f"{source!r} is neither a set in data/ ({', '.join(bundled)}), nor a .csv, .jsonl or .parquet file, nor a Hub id."
-        )
+    if reader and not path.is_file():
+        raise DataError(f"There is no file {path}: give a path that exists, or a Hub id such as openai/gsm8k.")
+    if not reader and not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
+        sets = f"a set in data/ ({', '.join(bundled)})"
+        raise DataError(f"{source!r} is neither {sets}, nor a .csv, .jsonl or .parquet file, nor a Hub id.")
+    loaded = reader(path) if reader else read_hub(source, config)
     if not loaded.rows:
         raise DataError(f"{source} has no readable row ({len(loaded.unreadable)} unreadable).")
     return loaded
@@ -100,21 +96,20 @@ def read_hub(name: str, config: str | None) -> LoadedRows:
     return number_rows([{**row, "split": split} for split, part in splits.items() for row in part])
 
 
-def number_rows(rows: Sequence[Row]) -> LoadedRows:
+def number_rows(rows: Iterable[Row]) -> LoadedRows:
     """Rows that could all be read, with their positions."""
     return LoadedRows([{**row, "_row": number} for number, row in enumerate(rows)])
 
 
 def to_bool(text: str) -> bool:
-    text = text.strip().casefold()
-    if text not in ("true", "yes", "1", "false", "no", "0"):
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if text.strip().casefold() not in words:
         raise ValueError("not true/false, yes/no or 1/0")
-    return text in ("true", "yes", "1")
+    return words[text.strip().casefold()]
 
 
 def to_list(text: str) -> list:
-    value = json.loads(text)
-    if not isinstance(value, list):
+    if not isinstance(value := json.loads(text), list):
         raise ValueError("not a JSON list")
     return value
 

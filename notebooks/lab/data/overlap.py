@@ -14,8 +14,8 @@ from lab.data.dataset import load_split, normalise
 from lab.files import Row
 from lab.model.prompts import question_of
 
-IDENTICAL, NUMBERS, NONE = "identical", "same but for numbers", "none"
 WORDS = 13  # in a row that two questions share (Brown et al. 2020, appendix C: how GPT-3's test sets were checked)
+KINDS, NONE = ("identical", "same but for numbers", f"shares {WORDS} words"), "none"  # the strongest first
 EXAMPLES = 3  # pairs of each kind that are kept
 
 
@@ -24,8 +24,8 @@ class Overlap:
     """Which held-out questions were in training.
 
     Attributes:
-        kinds: of each held-out question, in their order, the strongest that holds: "identical" (but for case,
-            punctuation and spacing), "same but for numbers", "shares 13 words" (in a row), "none".
+        kinds: of each held-out question the strongest that holds: "identical" (but for case, punctuation and spacing),
+            "same but for numbers", "shares 13 words" (in a row), "none".
         counts: how many of each kind.
         examples: of each kind but "none", up to three (training question, held-out question).
         sentence: the counts in words.
@@ -37,43 +37,37 @@ class Overlap:
     sentence: str
 
 
-def measure_overlap(train_questions: Sequence[str], test_questions: Sequence[str], words: int = WORDS) -> Overlap:
-    """Compares every held-out question with all training questions: 10,000 of 40 words with 100,000 in ten seconds.
-
-    Raises ValueError for fewer than one word.
-    """
-    if words < 1:
-        raise ValueError(f"a shared run has at least one word, not {words}")
-    kinds = (IDENTICAL, NUMBERS, f"shares {words} words")
+def measure_overlap(train_questions: Sequence[str], test_questions: Sequence[str]) -> Overlap:
+    """Compares every held-out question with all training questions: 10,000 of 40 words with 100,000 in ten seconds."""
     places: dict[tuple[str, str], list[int]] = defaultdict(list)  # (kind, key) -> held-out questions that have it
     for place, question in enumerate(test_questions):
-        for key in overlap_keys(question, kinds, words):
+        for key in overlap_keys(question):
             places[key].append(place)
-    partner: dict[str, dict[int, str]] = {kind: {} for kind in kinds}  # held-out question -> first training question
+    partner: dict[str, dict[int, str]] = {kind: {} for kind in KINDS}  # held-out question -> first training question
     for question in train_questions:
-        for key in overlap_keys(question, kinds, words):
+        for key in overlap_keys(question):
             for place in places.pop(key, ()):  # each is found once
                 partner[key[0]].setdefault(place, question)
-    strongest = [next((kind for kind in kinds if i in partner[kind]), NONE) for i in range(len(test_questions))]
-    counts = {kind: strongest.count(kind) for kind in (*kinds, NONE)}
+    strongest = [next((kind for kind in KINDS if i in partner[kind]), NONE) for i in range(len(test_questions))]
+    counts = {kind: strongest.count(kind) for kind in (*KINDS, NONE)}
     examples = {
         kind: [(partner[kind][i], test_questions[i]) for i, its in enumerate(strongest) if its == kind][:EXAMPLES]
-        for kind in kinds
+        for kind in KINDS
     }
     return Overlap(strongest, counts, examples, overlap_sentence(counts, len(train_questions)))
 
 
-def overlap_keys(question: str, kinds: Sequence[str], words: int) -> list[tuple[str, str]]:
+def overlap_keys(question: str) -> list[tuple[str, str]]:
     """(kind, key): two questions overlap where they have a key in common.
 
-    >>> overlap_keys("Sam has 4.50 dollars.", ("identical", "same but for numbers", "shares 3 words"), 3)[1:3]
-    [('same but for numbers', 'sam has 0 dollars'), ('shares 3 words', 'sam has 4.50')]
+    >>> overlap_keys("Sam has 4.50 dollars.")
+    [('identical', 'sam has 4.50 dollars'), ('same but for numbers', 'sam has 0 dollars')]
     """
     text = normalise(question)
     parts = text.split()
-    runs = [" ".join(parts[i : i + words]) for i in range(len(parts) - words + 1)]
+    runs = [" ".join(parts[i : i + WORDS]) for i in range(len(parts) - WORDS + 1)]
     masked = re.sub(r"\d+(?:\.\d+)?", "0", text)
-    return [(kinds[0], text), (kinds[1], masked), *((kinds[2], run) for run in runs)]
+    return [(KINDS[0], text), (KINDS[1], masked), *((KINDS[2], run) for run in runs)]
 
 
 def overlap_sentence(counts: dict[str, int], n_train: int) -> str:
@@ -82,11 +76,10 @@ def overlap_sentence(counts: dict[str, int], n_train: int) -> str:
     >>> overlap_sentence({"identical": 0, "same but for numbers": 2, "none": 8}, 50)
     'Of 10 held-out questions 2 have a twin among the 50 training questions: 2 same but for numbers.'
     """
-    n, twins = sum(counts.values()), {kind: count for kind, count in counts.items() if count and kind != NONE}
-    if not twins:
-        return f"Of {n:,} held-out questions none has a twin among the {n_train:,} training questions."
-    which = ", ".join(f"{count:,} {kind}" for kind, count in twins.items())
-    return f"Of {n:,} held-out questions {sum(twins.values()):,} have a twin among the {n_train:,} training questions: {which}."
+    twins = {kind: count for kind, count in counts.items() if count and kind != NONE}
+    how_many = f"{sum(twins.values()):,} have" if twins else "none has"
+    which = "".join(f"{', ' if i else ': '}{count:,} {kind}" for i, (kind, count) in enumerate(twins.items()))
+    return f"Of {sum(counts.values()):,} held-out questions {how_many} a twin among the {n_train:,} training questions{which}."
 
 
 def questions_of(rows: Sequence[Row]) -> list[str]:
@@ -97,11 +90,8 @@ def questions_of(rows: Sequence[Row]) -> list[str]:
 def trained_questions(folder: Path, about: Row) -> tuple[list[str], str, bool]:
     """The questions that a run may have been trained on, where they come from, and whether the data set has changed.
 
-    They are the training split, if it is still the one of the run. Otherwise they come from the run's completions,
-    because a new data set may hold out other rows.
-
-    Args:
-        about: the run's `run.json`.
+    They are the training split, if it is still the one in `about`, the run's `run.json`. Otherwise they come from the
+    run's completions, because a new data set may hold out other rows.
     """
     train = load_split(folder, "train")
     if train._fingerprint == about["data"]["fingerprint"]:

@@ -12,16 +12,15 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+
+from lab.files import ROOT, relative, write_text
 
 HELD_OUT_SHARE = 5  # one drill in five belongs to the held-out side
 N_ASSERTIONS = 6
 # name part, words, expression with {x} for the value so far; a space in the result asks for brackets
 SIGNS = (("plus", "+"), ("minus", "-"), ("times", "*"))
-NUMBER_OPS = [
-    *((f"{word}_{k}", f"{word} {k}", f"{{x}} {op} {k}") for word, op in SIGNS for k in range(2, 10)),
-    ("squared", "squared", "{x} ** 2"),
-]
+NUMBER_OPS = [(f"{word}_{k}", f"{word} {k}", f"{{x}} {op} {k}") for word, op in SIGNS for k in range(2, 10)]
+NUMBER_OPS += [("squared", "squared", "{x} ** 2")]
 PAIRS = [
     ("sum", "the sum of a and b", "a + b"),
     ("difference", "a minus b", "a - b"),
@@ -30,33 +29,19 @@ PAIRS = [
     ("smaller", "the smaller of a and b", "min(a, b)"),
     ("distance", "the distance between a and b", "abs(a - b)"),
 ]
-FILTERS = [
-    ("", "all numbers in xs", ""),
-    ("even", "the even numbers in xs", " if x % 2 == 0"),
-    ("odd", "the odd numbers in xs", " if x % 2 == 1"),
-    ("positive", "the positive numbers in xs", " if x > 0"),
-    ("negative", "the negative numbers in xs", " if x < 0"),
-    *((f"above_{k}", f"the numbers in xs greater than {k}", f" if x > {k}") for k in range(2, 7)),
-]
-MAPS = [
-    ("", "", "x"),
-    ("doubled", "doubled", "x * 2"),
-    ("squared", "squared", "x ** 2"),
-    *((f"plus_{k}", f"plus {k}", f"x + {k}") for k in range(2, 6)),
-]
-FOLDS = [
-    ("total", "Return the sum of", "sum({g})"),
-    ("count", "Return how many there are of", "len([{g}])"),
-    ("keep", "Return a list of", "[{g}]"),
-]
-TEXTS = [
-    ("reversed", "reversed", "{x}[::-1]"),
-    ("upper", "in upper case", "{x}.upper()"),
-    ("lower", "in lower case", "{x}.lower()"),
-    *((f"first_{k}", f"cut to the first {k} letters", f"{{x}}[:{k}]") for k in range(2, 6)),
-    *((f"last_{k}", f"cut to the last {k} letters", f"{{x}}[-{k}:]") for k in range(2, 6)),
-    *((f"times_{k}", f"repeated {k} times", f"{{x}} * {k}") for k in range(2, 6)),
-]
+KINDS = {"even": "x % 2 == 0", "odd": "x % 2 == 1", "positive": "x > 0", "negative": "x < 0"}
+FILTERS = [("", "all numbers in xs", "")]
+FILTERS += [(kind, f"the {kind} numbers in xs", f" if {test}") for kind, test in KINDS.items()]
+FILTERS += [(f"above_{k}", f"the numbers in xs greater than {k}", f" if x > {k}") for k in range(2, 7)]
+MAPS = [("", "", "x"), ("doubled", "doubled", "x * 2"), ("squared", "squared", "x ** 2")]
+MAPS += [(f"plus_{k}", f"plus {k}", f"x + {k}") for k in range(2, 6)]
+FOLDS = [("total", "Return the sum of", "sum({g})"), ("count", "Return how many there are of", "len([{g}])")]
+FOLDS += [("keep", "Return a list of", "[{g}]")]
+TEXTS = [("reversed", "reversed", "{x}[::-1]"), ("upper", "in upper case", "{x}.upper()")]
+TEXTS += [("lower", "in lower case", "{x}.lower()")]
+TEXTS += [(f"first_{k}", f"cut to the first {k} letters", f"{{x}}[:{k}]") for k in range(2, 6)]
+TEXTS += [(f"last_{k}", f"cut to the last {k} letters", f"{{x}}[-{k}:]") for k in range(2, 6)]
+TEXTS += [(f"times_{k}", f"repeated {k} times", f"{{x}} * {k}") for k in range(2, 6)]
 
 
 @dataclass(frozen=True)
@@ -110,7 +95,6 @@ def all_drills() -> list[Drill]:
 
 def draw_inputs(drill: Drill, rng: random.Random) -> list[tuple]:
     """Arguments for the assertions: `N_ASSERTIONS` different tuples."""
-
     found: list[tuple] = []
     while len(found) < N_ASSERTIONS:
         if drill.family == "list":
@@ -149,10 +133,10 @@ def make(per_family: int = 150, seed: int = 20261121) -> list[dict[str, object]]
     return sorted(rows, key=lambda row: (row["split"] == "test", row["id"]))
 
 
-def main(path: str = "data/code_drills.jsonl") -> None:
+def main() -> None:
     rows = make()
-    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    print(f"{path}: {len(rows)} drills, {sum(row['split'] == 'test' for row in rows)} of them held out")
+    path = write_text(ROOT / "data/code_drills.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    print(f"{relative(path)}: {len(rows)} drills, {sum(row['split'] == 'test' for row in rows)} of them held out")
 
 
 if __name__ == "__main__":

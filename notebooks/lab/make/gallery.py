@@ -24,8 +24,8 @@ PAGE = "*The page stands here in the notebook: every completion, to search and c
 def without_what_a_web_page_drops(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """The executed notebook with outputs that Markdown can show: text, tables, PNG figures."""
     setup = next(cell for cell in notebook.cells if cell.cell_type == "code")
-    injected = [cell for cell in notebook.cells if "injected-parameters" in cell.metadata.get("tags", [])]
-    notebook.cells = [cell for cell in notebook.cells if cell is not setup and cell not in injected]
+    left_out = lambda cell: cell is setup or "injected-parameters" in cell.metadata.get("tags", [])
+    notebook.cells = [cell for cell in notebook.cells if not left_out(cell)]
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
@@ -37,11 +37,9 @@ def without_what_a_web_page_drops(notebook: nbformat.NotebookNode) -> nbformat.N
                 data.clear()
                 data["text/markdown"] = PAGE.format(page)
             elif html:
-                html = re.sub(r"<style.*?</style>", "", html, flags=re.DOTALL)
+                html = re.sub(r"(?s)<style.*?</style>", "", html)
                 html = re.sub(r' (?:id|class|style)="[^"]*"', "", html)
-                data["text/html"] = re.sub(
-                    r"(<t[dh](?: [^>]*)?>)(.*?)(?=</t[dh]>)", with_line_breaks, html, flags=re.DOTALL
-                )
+                data["text/html"] = re.sub(r"(?s)(<t[dh](?: [^>]*)?>)(.*?)(?=</t[dh]>)", with_line_breaks, html)
             if len(output.get("text", "")) > LONGEST_OUTPUT:
                 output["text"] = output["text"][:LONGEST_OUTPUT] + "\n…\n"
         cell.outputs = [o for o in cell.get("outputs", []) if o.output_type == "stream" or o.get("data")]
@@ -63,26 +61,19 @@ def write_gallery(executed: Path, gallery: Path = GALLERY) -> list[Path]:
         ValueError: where the gallery would be larger than LARGEST_MB.
     """
     copies = [need(executed / f"{name}.ipynb", "make run") for name in SHOWN]
-    if gallery.exists():
-        shutil.rmtree(gallery)
+    shutil.rmtree(gallery, ignore_errors=True)
     written = []
     for copy in copies:
         name = copy.stem
-        notebook = without_what_a_web_page_drops(nbformat.read(copy, 4))
-        text, resources = MarkdownExporter().from_notebook_node(
-            notebook, {"unique_key": name, "output_files_dir": name}
-        )
+        notebook, names = without_what_a_web_page_drops(nbformat.read(copy, 4)), {"unique_key": name}
+        text, resources = MarkdownExporter().from_notebook_node(notebook, {**names, "output_files_dir": name})
         for path, content in resources["outputs"].items():
             (gallery / path).parent.mkdir(parents=True, exist_ok=True)
             (gallery / path).write_bytes(content)
         text = re.sub(r"\]\((?!http|#|" + name + r")([^)\s]+)\)", r"](../\1)", text)  # links start one folder deeper
+        text = re.sub(r"\n{3,}", "\n\n", text.replace(f"{ROOT}/", "").replace(str(Path.home()), "~"))
         head = f"> [{name}](../{name}.ipynb) as `make run` executed it. `make gallery` made this page.\n\n"
-        written.append(
-            write_text(
-                gallery / f"{name}.md",
-                head + re.sub(r"\n{3,}", "\n\n", text.replace(f"{ROOT}/", "").replace(str(Path.home()), "~")),
-            )
-        )
+        written.append(write_text(gallery / f"{name}.md", head + text))
     size = sum(path.stat().st_size for path in gallery.rglob("*") if path.is_file()) / 1e6
     if size > LARGEST_MB:
         raise ValueError(f"The gallery has {size:.1f} MB, more than {LARGEST_MB:g}: make figures smaller.")

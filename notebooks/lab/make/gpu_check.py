@@ -1,7 +1,7 @@
 """`make gpu-check`: does everything work on this CUDA card, and what does it cost there? Ten minutes, offline.
 
-Each part runs in a process of its own with its own log and its own time limit: one failure hides nothing. Parts that do
-not fit into the minutes are ended or left out, and the record says so. `--parts` adds them later.
+Each part runs in a process of its own with its own log and time limit: one failure hides nothing. Parts that do not fit
+into the minutes are ended or left out, and the record says so. `--parts` adds them later.
 
 `environment`    driver, bitsandbytes (NF4 there and back), Unsloth, the pinned versions.
 `model`          a model of Qwen2.5-1.5B's shape with random weights and the starter policy's tokenizer, made here.
@@ -15,9 +15,7 @@ not fit into the minutes are ended or left out, and the record says so. `--parts
 Without a CUDA card this is a rehearsal: the same parts on the CPU with a model of two layers, in 32 bits, except for
 `notebooks`, which is `make run` there. Its figures say nothing about a GPU, and `--keep` does not keep them.
 
-    make gpu-check                                           with the project's environment
     make gpu-check PY=python3                                with a Python as it is, where packages came as wheels
-    python3 notebooks/lab/make/gpu_check.py                  the same, without make
     make gpu-check ARGS="--parts merge notebooks --keep"     these again, into the same record, kept with the benchmarks
 """
 
@@ -44,6 +42,7 @@ from lab.files import QUIET, ROOT, Row, read_json, relative, write_json, write_t
 from lab.make import gpu_check_parts as work
 from lab.make.gpu_check_parts import CARD, MADE_BY, UNTIL, card
 from lab.make.gpu_check_report import gpu_report
+from lab.setup import NO_INSTALL
 
 RESULTS = ROOT / "tests/benchmarks/results"
 GB_OF_DISK = 15  # for models, checkpoints and merged models on a card
@@ -58,35 +57,36 @@ class Part:
     limit: int  # seconds
     needs: tuple[str, ...] = ()
     makes: tuple[str, ...] = ()
-    timed: bool = False
 
 
 def all_parts() -> list[Part]:
     """Those of this machine, in the order in which they run."""
     kind, steps, short = work.main_precision(), work.size().steps, work.size().short
     other = "fp16" if kind == "bf16" else kind  # with one precision only, a resumed run is still to be seen
-    parts = [
+
+    def timed(backend: str) -> Part:
+        training = partial(work.time_training, backend=backend, kind=kind, steps=steps)
+        return Part(f"{work.NAMES[backend]}, {kind}", training, 300, ("model",), (f"{backend}-{kind}",))
+
+    killed = partial(work.train_killed_and_resumed, backend="unsloth", kind=other, steps=short)
+    return [
         Part("environment", work.check_environment, 180),
         Part("model", work.make_model, 180, makes=("base", "inputs")),
+        timed("unsloth"),
+        timed("trl"),
+        Part("merge", work.merge_and_prove, 300, (f"Unsloth, {kind}",)),
+        *([Part("notebooks", work.run_starter_road, 480, makes=("road",))] if card() else []),
+        Part(f"Unsloth, {other}, killed and resumed", killed, 300, ("model",), ("killed",)),
+        Part("settings", work.check_unsloth_settings, 180),
     ]
-    for backend, name in (("unsloth", "Unsloth"), ("trl", "TRL")):
-        training = partial(work.time_training, backend=backend, kind=kind, steps=steps)
-        parts.append(Part(f"{name}, {kind}", training, 300, ("model",), (f"{backend}-{kind}",), timed=True))
-    parts.append(Part("merge", work.merge_and_prove, 300, (f"Unsloth, {kind}",)))
-    if card():
-        parts.append(Part("notebooks", work.run_starter_road, 480, makes=("road",)))
-    killed = partial(work.train_killed_and_resumed, backend="unsloth", kind=other, steps=short)
-    parts.append(Part(f"Unsloth, {other}, killed and resumed", killed, 300, ("model",), ("killed",)))
-    return [*parts, Part("settings", work.check_unsloth_settings, 180)]
 
 
 def choose_parts(parts: list[Part], names: list[str] | None, done: Sequence[str] = ()) -> list[Part]:
     """The parts of these names with what they need and is not done. Raises SystemExit for a name that there is not."""
-    known = {part.name: part for part in parts}
-    for name in names or []:
-        if name not in known:
-            raise SystemExit(f"There is no part {name!r} on this machine: there are {'; '.join(known)}.")
+    known = [part.name for part in parts]
     wanted = set(names or known)
+    if unknown := sorted(wanted.difference(known)):
+        raise SystemExit(f"There is no part {unknown[0]!r} on this machine: there are {'; '.join(known)}.")
     for part in reversed(parts):
         wanted |= set(part.needs).difference(done) if part.name in wanted else set()
     return [part for part in parts if part.name in wanted]
@@ -99,16 +99,10 @@ def slug(name: str) -> str:
 def part_environment(folder: Path, name: str, seconds: float) -> dict[str, str]:
     """Offline, nothing installed, nothing sent, and compiled code where it can be deleted."""
     paths = [str(ROOT), str(ROOT / "notebooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {
-        **os.environ,
-        **dict.fromkeys(("HF_HUB_OFFLINE", "GRPO_NO_INSTALL", "UNSLOTH_DISABLE_STATISTICS", QUIET), "1"),
-        "PYTHONPATH": os.pathsep.join(paths),
-        "PYTHONUNBUFFERED": "1",
-        "UNSLOTH_COMPILE_LOCATION": str(folder / "compiled" / name),
-        "TOKENIZERS_PARALLELISM": "false",
-        CARD: json.dumps(card()),
-        UNTIL: str(time.time() + seconds),
-    }
+    compiled, on = str(folder / "compiled" / name), ("HF_HUB_OFFLINE", NO_INSTALL, "UNSLOTH_DISABLE_STATISTICS", QUIET)
+    own = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    own |= {"UNSLOTH_COMPILE_LOCATION": compiled, CARD: json.dumps(card()), UNTIL: str(time.time() + seconds)}
+    return {**os.environ, **dict.fromkeys(on, "1"), **own}
 
 
 def run_part(part: Part, folder: Path, seconds: float) -> Row:
@@ -121,9 +115,7 @@ def run_part(part: Part, folder: Path, seconds: float) -> Row:
     command = [sys.executable, str(Path(__file__).resolve()), "--child", part.name, "--folder", str(folder)]
     environment = part_environment(folder, slug(part.name), seconds)
     with log.open("wb") as sink:
-        process = subprocess.Popen(
-            command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True, env=environment
-        )
+        process = subprocess.Popen(command, stdout=sink, stderr=sink, start_new_session=True, env=environment)
         try:
             code = process.wait(seconds)
             why = f"exit code {code}: {last_words(log)}" if code else ""
@@ -134,8 +126,8 @@ def run_part(part: Part, folder: Path, seconds: float) -> Row:
             process.wait()
     found = read_json(result, MADE_BY) if result.exists() and not why else {}
     why = why or found.pop("failed", "") or ("" if found else "it left no result")
-    took = round(time.monotonic() - began, 1)
-    return {"status": "failed" if why else "ok", "took": took, "why": why, "log": relative(log), "found": found}
+    status, took = "failed" if why else "ok", round(time.monotonic() - began, 1)
+    return {"status": status, "took": took, "why": why, "log": relative(log), "found": found}
 
 
 def end_process(pid: int) -> None:
@@ -162,20 +154,12 @@ def run_check(parts: list[Part], folder: Path, minutes: float, record: Row) -> R
     ends = time.monotonic() + 60 * minutes
     for part in parts:
         left = ends - time.monotonic()
-        missing = [name for name in part.needs if record["parts"].get(name, {}).get("status") != "ok"]
-        if missing or left < 5:
-            why = f"it needs {missing[0]}" if missing else "the time was up: --minutes gives more"
-            outcome = {"status": "not run", "took": 0.0, "why": why, "log": "", "found": {}}
-        else:
-            print(f"  {part.name} …", flush=True)
-            outcome = run_part(part, folder, min(part.limit, left))
-        found = outcome.pop("found")
-        record["machine"] |= found.get("machine", {})
-        record["runs"] = [run for run in record["runs"] if run["name"] != part.name]
-        if "seconds_a_step" in found:
-            record["runs"].append({**found, "timed": part.timed})
-        else:
-            outcome["found"] = found
+        why = "" if left >= 5 else "the time was up: --minutes gives more"
+        why = next((f"it needs {name}" for name in part.needs if name not in done_parts(record)), why)
+        print(f"  {part.name} …", flush=True)
+        not_run = {"status": "not run", "took": 0.0, "why": why, "log": "", "found": {}}
+        outcome = not_run if why else run_part(part, folder, min(part.limit, left))
+        record["machine"] |= outcome["found"].get("machine", {})
         record["parts"][part.name] = outcome
         try:
             write_json(folder / "check.json", record)
@@ -187,10 +171,14 @@ def run_check(parts: list[Part], folder: Path, minutes: float, record: Row) -> R
     return record
 
 
+def done_parts(record: Row) -> list[str]:
+    return [name for name, one in record["parts"].items() if one["status"] == "ok"]
+
+
 def earlier_record(path: Path) -> Row | None:
     """The record of an earlier check on this machine's card, to add to; None where there is none."""
     with contextlib.suppress(OSError, ValueError, KeyError):
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path, MADE_BY)
         if record["rehearsal"] is (not card()) and record["machine"].get("gpu") == card().get("gpu"):
             return record
     return None
@@ -199,14 +187,11 @@ def earlier_record(path: Path) -> Row | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     only = "these only, with what they need and is not there yet; added to the record"
+    kept, place = "the record into tests/benchmarks/results/ too, as gpu.json", ROOT / "outputs/gpu-check"
     parser.add_argument("--parts", nargs="+", metavar="PART", help=only)
     parser.add_argument("--minutes", type=float, default=10, help="then it ends, whatever still runs (default: 10)")
-    parser.add_argument(
-        "--folder", type=Path, default=ROOT / "outputs/gpu-check", help="for models, logs and the record"
-    )
-    parser.add_argument(
-        "--keep", action="store_true", help="the record into tests/benchmarks/results/ too, as gpu.json"
-    )
+    parser.add_argument("--folder", type=Path, default=place, help="for models, logs and the record")
+    parser.add_argument("--keep", action="store_true", help=kept)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()
@@ -215,11 +200,10 @@ def main() -> None:
         (part,) = [part for part in all_parts() if part.name == arguments.child]
         write_json(folder / f"{slug(part.name)}.json", part.work(folder))
         return
-    empty = {"rehearsal": not card(), "machine": dict(card()), "parts": {}, "runs": []}
+    empty = {"rehearsal": not card(), "machine": dict(card()), "parts": {}}
     record = (arguments.parts and earlier_record(folder / "check.json")) or empty
     record["date"] = time.strftime("%Y-%m-%d")
-    done = [name for name, one in record["parts"].items() if one["status"] == "ok"]
-    parts = choose_parts(all_parts(), arguments.parts, done)
+    parts = choose_parts(all_parts(), arguments.parts, done_parts(record))
     if not card():
         print("No CUDA card: a rehearsal on the CPU with a model of two layers. Its figures say nothing about a GPU.")
     elif shutil.disk_usage(folder).free < GB_OF_DISK * 1e9:
@@ -234,7 +218,7 @@ def main() -> None:
         write_json(RESULTS / "gpu.json", record)
         write_text(RESULTS / "gpu.md", gpu_report(record))
         print(f"and as gpu.json and gpu.md in {relative(RESULTS)}")
-    raise SystemExit(any(one["status"] != "ok" for one in record["parts"].values()))
+    raise SystemExit(len(done_parts(record)) < len(record["parts"]))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
+import math
 import os
 import platform
 import shutil
@@ -28,11 +30,8 @@ CARD = "GRPO_GPU_CHECK_CARD"  # in the parts' environment: the card, as JSON
 UNTIL = "GRPO_GPU_CHECK_UNTIL"  # and when the part will be ended, in seconds since 1970
 SPARE = 40  # seconds before that in which a training is asked to stop, so that its figures are not lost
 WARM_UP = 2  # steps of each process that are left out of the figures: kernels are compiled and tuned in them
-QWEN_1_5B = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
-QWEN_1_5B |= {"num_key_value_heads": 2, "vocab_size": 151936, "max_position_embeddings": 32768, "rope_theta": 1e6}
-QWEN_1_5B |= {"tie_word_embeddings": True}
-TWO_LAYERS = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
-TWO_LAYERS |= {"vocab_size": 2048, "max_position_embeddings": 2048}
+SHAPE = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size".split()
+QWEN_1_5B, TWO_LAYERS = (1536, 8960, 28, 12, 2, 151936), (128, 256, 2, 4, 2, 2048)
 SPREAD = 0.12  # of the embeddings that have a token: logits spread enough that nearly all samples are readable text
 # A random net of 28 layers amplifies the last bits: the same weights gave 0.009 nats of KL between two ways of attention,
 # more than the merge's proof allows. With smaller outputs of the layers from the fourth on it is 0.001.
@@ -49,25 +48,24 @@ def vowels_reward(completion: str) -> float:
     return sum(char in "aeiou" for char in completion) / (1 + len(completion))
 '''
 WEIGHTS = {"vowels_reward": 1.0, "correctness_reward": 1.0}
+NAMES = {"unsloth": "Unsloth", "trl": "TRL"}  # backend -> as it is shown
 
 
 @dataclass(frozen=True)
 class Size:
     """How large the check is: on a card, or in rehearsal."""
 
-    shape: Row
+    shape: tuple[int, ...]  # SHAPE
     steps: int
-    short: int  # steps of the run that is killed
-    save_steps: int
+    short: int  # steps of the run that is killed; a third of them makes a checkpoint
+    batch: int  # completions in one forward pass
     parameters: Row  # of notebook 03, for all trainings
-    more: Row  # its MORE_SETTINGS
 
 
 BATCH = {"PROMPTS_PER_STEP": 8, "NUM_GENERATIONS": 8, "MAX_COMPLETION_TOKENS": 128, "LEARNING_RATE": 3e-4}
 SMALL = {"PROMPTS_PER_STEP": 2, "NUM_GENERATIONS": 4, "MAX_COMPLETION_TOKENS": 16, "LEARNING_RATE": 1e-3}
 MORE = {"load_in_4bit": True, "fast_inference": False, "gradient_checkpointing": True, "logging_steps": 1}
-ON_A_CARD = Size(QWEN_1_5B, 20, 6, 2, BATCH, {**MORE, "per_device_train_batch_size": 16})
-REHEARSAL = Size({**QWEN_1_5B, **TWO_LAYERS}, 4, 4, 1, SMALL, {**MORE, "per_device_train_batch_size": 4})
+ON_A_CARD, REHEARSAL = Size(QWEN_1_5B, 20, 6, 16, BATCH), Size(TWO_LAYERS, 4, 4, 4, SMALL)
 ASK = """import json, torch
 if torch.cuda.is_available():
     card = torch.cuda.get_device_properties(0)
@@ -107,40 +105,39 @@ def check_environment(folder: Path) -> Row:
     about = {"cpu": cpu_name(), "cores": os.cpu_count(), "platform": platform.platform(), **card()}
     wanted = [pin.split("==") for pins in missing(strict=True) for pin in pins]
     pins = [f"{name} {version_of(name) or 'not installed'}, pinned {pin}" for name, pin in wanted]
-    checks: dict[str, Row] = {}
-    for check in (check_driver, check_bitsandbytes, check_unsloth):
+    checks, bad = {}, []
+    for name, check in {"driver": ask_driver, "bitsandbytes": check_bitsandbytes, "unsloth": check_unsloth}.items():
         try:
-            state, result = "ok", check(folder)
+            checks[name] = check()
         except Exception as error:
             traceback.print_exc()
-            state, result = "failed", f"{type(error).__name__}: {error}"[:300]
-        checks[check.__name__.removeprefix("check_")] = {"state": state, "result": result}
-    bad = [name for name, check in checks.items() if check["state"] == "failed"]
+            checks[name] = f"failed: {type(error).__name__}: {error}"[:300]
+            bad.append(name)
     found = {"machine": {**about, "versions": package_versions()}, "pins": pins, "checks": checks}
-    return {**found, **({"failed": "these do not work: " + ", ".join(bad)} if bad else {})}
+    return found | ({"failed": f"these do not work: {', '.join(bad)}"} if bad else {})
 
 
-def check_driver(folder: Path) -> str:
+def ask_driver() -> str:
     if not card():
         return "no CUDA card that torch can see"
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     return subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
 
 
-def check_bitsandbytes(folder: Path) -> str:
+def check_bitsandbytes() -> str:
     """A 4-bit layer against the product with its dequantised weight."""
     import bitsandbytes
     import torch
     from bitsandbytes.functional import dequantize_4bit
 
-    place, kind = ("cuda", torch.float16) if card() else ("cpu", torch.float32)
-    layer = bitsandbytes.nn.Linear4bit(256, 256, bias=False, quant_type="nf4", compute_dtype=kind)
-    weight = layer.weight.data.clone()
-    layer = layer.to(place)
+    where = {"device": "cuda", "dtype": torch.float16} if card() else {"device": "cpu", "dtype": torch.float32}
+    layer = bitsandbytes.nn.Linear4bit(256, 256, bias=False, quant_type="nf4", compute_dtype=where["dtype"])
+    weight = layer.weight.data.to(**where)
+    layer = layer.to(where["device"])
     layer.support_avx512bf16_for_cpu = False
-    back = dequantize_4bit(layer.weight.data, layer.weight.quant_state).to(place, kind).view(256, 256)
-    rounding = float((back.float().cpu() - weight.float()).norm() / weight.float().norm())
-    x = torch.randn(8, 256, device=place, dtype=kind)
+    back = dequantize_4bit(layer.weight.data, layer.weight.quant_state).to(**where).view(256, 256)
+    rounding = float((back.float() - weight.float()).norm() / weight.float().norm())
+    x = torch.randn(8, 256, **where)
     error = float((layer(x).float() - (x @ back.T).float()).abs().max())
     result = f"NF4 rounds weights by {rounding:.1%}, its layer is off by {error:.1g}"
     if not 0.02 < rounding < 0.2 or error > 0.05:
@@ -148,22 +145,20 @@ def check_bitsandbytes(folder: Path) -> str:
     return f"bitsandbytes {bitsandbytes.__version__}, {result}"
 
 
-def check_unsloth(folder: Path) -> str:
+def check_unsloth() -> str:
     """Whether `import unsloth` puts its own trainer in the place of TRL's, which it does on a card only."""
     import unsloth
-    from trl import GRPOTrainer
+    from trl import GRPOTrainer as trainer
 
-    trainer = GRPOTrainer.__name__
-    if (trainer != "GRPOTrainer") != bool(card()):
-        raise RuntimeError(f"the trainer is {trainer}, which is the one for {'a CPU' if card() else 'a card'}")
-    return f"unsloth {unsloth.__version__}, trainer: {trainer}"
+    if (trainer.__name__ != "GRPOTrainer") != bool(card()):
+        raise RuntimeError(f"the trainer is {trainer.__name__}, the one for {'a CPU' if card() else 'a card'}")
+    return f"unsloth {unsloth.__version__}, trainer: {trainer.__name__}"
 
 
 def check_unsloth_settings(folder: Path) -> Row:
     """What the class that Unsloth puts in GRPOConfig's place on a card makes of each preset's settings.
 
-    Without a card the class is generated all the same, by the switch that Unsloth has for its own tests, and torch
-    says that there is a card while the configs are made.
+    Without a card it is generated all the same, by the switch that Unsloth has for its own tests.
     """
     if not card():
         os.environ["UNSLOTH_ALLOW_CPU"] = "1"
@@ -178,16 +173,15 @@ def check_unsloth_settings(folder: Path) -> Row:
     if GRPOTrainer.__name__ != "UnslothGRPOTrainer":
         raise RuntimeError(f"Unsloth has not replaced the trainer: it is {GRPOTrainer}")
     rows, requested = [], 0
-    for preset in ("t4-16gb", "24gb", "80gb"):
-        for starter in (True, False):
-            with pretended_card(bf16=preset != "t4-16gb"):
-                settings = presets.plan_training(preset, starter=starter).settings
-                config = GRPOConfig(output_dir=str(folder / "unused"), report_to="none", **settings)
-                table = effective_settings.effective_settings(settings, config)
-            requested += len(settings)
-            where = f"{preset} ({'starter policy' if starter else 'real'})"
-            changed = table[table["changed"] != ""].drop(columns="changed").reset_index()
-            rows += [{"in": where, **row} for row in changed.to_dict("records")]
+    for preset, starter in itertools.product(("t4-16gb", "24gb", "80gb"), (True, False)):
+        with pretended_card(bf16=preset != "t4-16gb"):
+            settings = presets.plan_training(preset, starter=starter).settings
+            config = GRPOConfig(output_dir=str(folder / "unused"), report_to="none", **settings)
+            table = effective_settings.effective_settings(settings, config)
+        requested += len(settings)
+        changed = table[table["changed"] != ""].drop(columns="changed").reset_index()
+        changed.insert(0, "in", f"{preset} ({'starter policy' if starter else 'real'})")
+        rows += changed.to_dict("records")
     own, live = config_fields.trl_defaults(), config_fields.live_defaults()
     defaults = [
         {"setting": name, "TRL": str(own.get(name, "no such field")), "Unsloth": str(value)}
@@ -197,7 +191,7 @@ def check_unsloth_settings(folder: Path) -> Row:
     lost = [f"{row['setting']} was changed in {row['in']}" for row in rows if row["requested"] != "–"]
     lost += [f"the trainer has no such {name}" for name in trl_internals.missing_members(GRPOTrainer)]
     found = {"trainer": GRPOTrainer.__name__, "requested": requested, "rows": rows, "defaults": defaults}
-    return {**found, **({"failed": "; ".join(lost)} if lost else {})}
+    return found | ({"failed": "; ".join(lost)} if lost else {})
 
 
 @contextlib.contextmanager
@@ -214,13 +208,11 @@ def pretended_card(bf16: bool) -> Iterator[None]:
 
     capability = (9, 0) if bf16 else (7, 5)
     answers = {"is_available": True, "is_bf16_supported": bf16, "get_device_capability": capability, "device_count": 1}
-    with contextlib.ExitStack() as stack:
-        for name, value in answers.items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, lambda *args, value=value, **more: value))
-        # transformers asks the card itself, and remembers
-        stack.enter_context(mock.patch("transformers.training_args.is_torch_bf16_gpu_available", lambda: bf16))
-        stack.enter_context(mock.patch("transformers.training_args.TrainingArguments.device", property(no_device)))
-        yield
+    said = {name: mock.Mock(return_value=value) for name, value in answers.items()}
+    theirs = "transformers.training_args"  # it asks the card itself, and remembers
+    with mock.patch.multiple(torch.cuda, **said), mock.patch(f"{theirs}.TrainingArguments.device", property(no_device)):
+        with mock.patch(f"{theirs}.is_torch_bf16_gpu_available", lambda: bf16):
+            yield
 
 
 def make_model(folder: Path) -> Row:
@@ -238,9 +230,11 @@ def make_model(folder: Path) -> Row:
     disable_progress_bars()
     tokenizer = AutoTokenizer.from_pretrained(STARTER_POLICY)
     ends = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    shape = dict(zip(SHAPE, size().shape))
     torch.manual_seed(3407)
     with torch.device("cuda" if card() else "cpu"):
-        model = Qwen2ForCausalLM(Qwen2Config(**size().shape, **ends)).to(torch.bfloat16)
+        config = Qwen2Config(**shape, max_position_embeddings=32768, rope_theta=1e6, tie_word_embeddings=True, **ends)
+        model = Qwen2ForCausalLM(config).to(torch.bfloat16)
     with torch.no_grad():
         rows = model.get_input_embeddings().weight
         rows[: len(tokenizer)].normal_(std=SPREAD)
@@ -254,14 +248,13 @@ def make_model(folder: Path) -> Row:
     chosen_rewards.save_choice(folder / "inputs", WEIGHTS)
     prepared = dataset.prepare_dataset(loading.load_rows("word_problems"), tokenizer, seed=3407)
     dataset.save_dataset(prepared, folder / "inputs/dataset")
-    return {"parameters": sum(p.numel() for p in model.parameters()), "shape": size().shape}
+    return {"parameters": sum(p.numel() for p in model.parameters()), "shape": shape}
 
 
 def training_parameters(folder: Path, backend: str, kind: str, steps: int) -> Row:
     """What notebook 03 gets: the same for both backends."""
-    precision = {"bf16": kind == "bf16", "fp16": kind == "fp16"}
     # the long runs are timed: no checkpoint falls into them
-    saves = size().save_steps if steps == size().short else steps
+    more = {**MORE, "per_device_train_batch_size": size().batch, "bf16": kind == "bf16", "fp16": kind == "fp16"}
     return {
         "MODEL": str(folder / "base"),
         "BACKEND": backend,
@@ -269,7 +262,7 @@ def training_parameters(folder: Path, backend: str, kind: str, steps: int) -> Ro
         "OUTPUTS": str(folder / f"{backend}-{kind}"),
         **size().parameters,
         **dict.fromkeys(("EVAL_EVERY", "SHOW_EVERY", "WATCH_REWARDS", "STOP_WHEN_CRITICAL"), 0),
-        "MORE_SETTINGS": {**size().more, **precision, "save_steps": saves},
+        "MORE_SETTINGS": {**more, "save_steps": steps // 3 if steps == size().short else steps},
     }
 
 
@@ -281,9 +274,8 @@ def start_training(folder: Path, backend: str, kind: str, steps: int) -> tuple[s
     if not outputs.exists():
         shutil.copytree(folder / "inputs", outputs)
     script = export_script(outputs / "train.py", training_parameters(folder, backend, kind, steps))
-    return subprocess.Popen(
-        [sys.executable, str(script)], cwd=ROOT / "notebooks", env=launch_environment(1)
-    ), outputs / "run"
+    command = [sys.executable, str(script)]
+    return subprocess.Popen(command, cwd=ROOT / "notebooks", env=launch_environment(1)), outputs / "run"
 
 
 def time_training(folder: Path, backend: str, kind: str, steps: int) -> Row:
@@ -293,8 +285,7 @@ def time_training(folder: Path, backend: str, kind: str, steps: int) -> Row:
         if time.time() > float(os.environ.get(UNTIL, "inf")) - SPARE and logged_steps(run):
             (run / STOP).touch()
         time.sleep(0.2)
-    require_success(process)
-    return measure_run(run, backend, kind)
+    return measure_run(run, backend, kind, process) | {"timed": True}
 
 
 def train_killed_and_resumed(folder: Path, backend: str, kind: str, steps: int) -> Row:
@@ -310,64 +301,53 @@ def train_killed_and_resumed(folder: Path, backend: str, kind: str, steps: int) 
     if process.wait() != -signal.SIGKILL:
         raise RuntimeError("it ended before it could be killed")
     before = len(logged_steps(run))
-    require_success(start_training(place, backend, kind, steps)[0])
+    found = measure_run(run, backend, kind, start_training(place, backend, kind, steps)[0])
     logged = [row["step"] for row in logged_steps(run)]
     resumed = [row["after_step"] for row in read_jsonl(run / "events.jsonl") if row["kind"] == "resumed"]
-    found = measure_run(run, backend, kind)
-    found |= {"name": f"{found['name']}, killed and resumed", "killed_after": before, "resumed_after": resumed}
     if logged != list(range(1, steps + 1)) or not resumed:
         found["failed"] = f"it did not go on as one run: steps {logged}, resumed after {resumed}"
-    return found
-
-
-def require_success(process: subprocess.Popen) -> None:
-    if process.wait():
-        raise RuntimeError(f"notebook 03 ended with exit code {process.returncode}")
+    return found | {"killed_after": before, "resumed_after": resumed}
 
 
 def logged_steps(run: Path) -> list[Row]:
     return [row for row in read_jsonl(run / "log.jsonl") if "reward" in row]
 
 
-def measure_run(run: Path, backend: str, kind: str) -> Row:
-    """The figures of a run, from its own log; the first steps of each process are left out.
+def measure_run(run: Path, backend: str, kind: str, process: subprocess.Popen) -> Row:
+    """The figures of a run when its process has ended, from its own log without the first steps of each process.
 
-    All are means over the same steps. Seconds are those of whole steps, the optimiser among them. Trained tokens are
-    those of prompts and completions, in the seconds that neither generate nor score.
+    Seconds are those of whole steps, the optimiser among them. Trained tokens are those of prompts and completions, in
+    the seconds that neither generate nor score.
     """
+    if process.wait():
+        raise RuntimeError(f"notebook 03 ended with exit code {process.returncode}")
     record, rows = read_json(run / "run.json", MADE_BY), logged_steps(run)
     cold = {attempt["from_step"] + i for attempt in record["attempts"] for i in range(1, WARM_UP + 1)}
     warm = [row for row in rows if row["step"] not in cold] or rows[-1:]
     before = {row["step"]: row["num_tokens"] for row in rows}
-    seconds, generating, scoring = (
-        sum(row[f"time/{name}"] for row in warm) for name in ("step", "generating", "scoring")
-    )
-    completions = size().parameters["PROMPTS_PER_STEP"] * size().parameters["NUM_GENERATIONS"]
-    made = sum(row["completions/mean_length"] * completions for row in warm)
-    read = sum(row["num_tokens"] - before.get(row["step"] - 1, 0) for row in warm)
-    peak = record["process"]["peak_memory"]
-    found = {
-        "name": f"{'Unsloth' if backend == 'unsloth' else 'TRL'}, {kind}",
-        "backend": backend,
-        "precision": kind,
+    names = ("time/step", "time/generating", "time/scoring", "completions/mean_length")
+    seconds, generating, scoring, length = (sum(row[name] for row in warm) for name in names)
+    made = length * size().parameters["PROMPTS_PER_STEP"] * size().parameters["NUM_GENERATIONS"]
+    trained = sum(row["num_tokens"] - before.get(row["step"] - 1, 0) for row in warm)
+    peak, about = record["process"]["peak_memory"], {"backend": backend, "precision": kind, "timed": False}
+    # fp16's scaler halves until it finds its scale, and leaves those steps out
+    settled = rows[-1:] if kind == "fp16" else rows
+    finite = lambda value: isinstance(value, int | float) and math.isfinite(value)
+    bad = [name for name in ("loss", "grad_norm") if any(not finite(row.get(name)) for row in settled)]
+    return {
+        **about,
         "steps": len(rows),
         "steps_timed": len(warm),
         "seconds_a_step": seconds / len(warm),
         "generated_tokens_a_second": made / generating,
-        "trained_tokens_a_second": read / (seconds - generating - scoring),
+        "trained_tokens_a_second": trained / (seconds - generating - scoring),
         "generating_share": generating / seconds,
-        "peak_bytes": peak["bytes"],
-        "peak_of": peak["of"],
-        "peak_reserved_bytes": peak.get("reserved"),
+        "peak": peak,
         "reward": [rows[0]["reward"], rows[-1]["reward"]],
         "status": record["status"],
         "requested": record["requested"],
+        **({"failed": f"{' and '.join(bad)} not finite in some step"} if bad else {}),
     }
-    # fp16's scaler halves until it finds its scale, and leaves those steps out
-    settled = rows[-1:] if kind == "fp16" else rows
-    finite = lambda value: isinstance(value, int | float) and abs(value) < float("inf")
-    bad = [name for name in ("loss", "grad_norm") if any(not finite(row.get(name)) for row in settled)]
-    return {**found, **({"failed": f"{' and '.join(bad)} not finite in some step"} if bad else {})}
 
 
 def merge_and_prove(folder: Path) -> Row:
@@ -387,15 +367,15 @@ def run_starter_road(folder: Path) -> Row:
     from lab.measure.verdicts import summary_table
 
     starter, outputs = {"MODEL": "starter"}, folder / "road"
-    given: dict[str, Row] = dict.fromkeys(ROAD[:2], starter)
     # two thirds of the steps and fewer answers than `make run` takes; an 80 GB card would get 16 bits
-    given["03_train_grpo"] = {**starter, "MAX_STEPS": 54, "MORE_SETTINGS": {"load_in_4bit": True}}
-    given["05_merge_and_export"] = {"FORMATS": ["adapter", "merged 4 bit"], "N_EVALUATE": 200, "N_SAMPLES": 1}
+    training = {**starter, "MAX_STEPS": 54, "MORE_SETTINGS": {"load_in_4bit": True}}
+    merging = {"FORMATS": ["adapter", "merged 4 bit"], "N_EVALUATE": 200, "N_SAMPLES": 1}
+    given = {**dict.fromkeys(ROAD[:2], starter), "03_train_grpo": training, "05_merge_and_export": merging}
     seconds = run_notebooks(ROAD, outputs, given)
     evaluation = read_json(outputs / "evaluation.json", MADE_BY)
     print(evidence(outputs, seconds))
     lines = summary_table(evaluation)[["base", "merged", "difference", "95 % interval"]].astype(str)
-    gained = evaluation["difference"]["merged"]["greedy"]["correct"]
     found = {"seconds": seconds, "said": evaluation["said"], "n": evaluation["n"]}
     found["evidence"] = lines.reset_index(names="measure").to_dict("records")
-    return {**found, **({} if gained["low"] > 0 else {"failed": f"no gain was shown: {evaluation['said']}"})}
+    gained = evaluation["difference"]["merged"]["greedy"]["correct"]["low"] > 0
+    return found if gained else found | {"failed": f"no gain was shown: {evaluation['said']}"}

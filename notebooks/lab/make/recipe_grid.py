@@ -7,10 +7,12 @@ of its own with one thread. A training that is finished is kept, so that an inte
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -28,11 +30,16 @@ from lab.model import policy, sampling
 
 SEEDS = (1, 2, 3)
 HELD_OUT = 128  # test problems that are answered greedily at the end
-LORA = {
-    "r": 16,
-    "lora_alpha": 32,
-    "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LORA = {"r": 16, "lora_alpha": 32, "target_modules": LINEAR}
+# TRL's, stated because Unsloth's config on a GPU has others
+DEFAULTS = {
+    "epsilon_high": 0.2,
+    "mask_truncated_completions": False,
+    "weight_decay": 0.0,
+    "gradient_checkpointing": False,
 }
+REPORTS = {"logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
 CURVES = {  # what is kept of every step: our name -> TRL's
     "correctness": "rewards/correctness_reward/mean",
     "format": "rewards/format_reward/mean",
@@ -48,23 +55,9 @@ Run = tuple[str, int]  # recipe, seed
 def grpo_settings(recipe: str, seed: int, steps: int, folder: str | Path) -> Row:
     """The keywords of GRPOConfig for one run."""
     chosen = recipe_settings(recipe)
-    return {
-        "output_dir": str(folder),
-        # TRL's defaults, stated because Unsloth's config on a GPU has others
-        "epsilon_high": 0.2,
-        "mask_truncated_completions": False,
-        "weight_decay": 0.0,
-        **{name: value for name, value in chosen.items() if name not in recipes.STEERED},
-        "reward_weights": list(chosen["weights"].values()),
-        "max_steps": steps,
-        "seed": seed,
-        "gradient_checkpointing": False,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        **policy.precision(),
-    }
+    own = {name: value for name, value in chosen.items() if name not in recipes.STEERED}
+    own |= {"reward_weights": list(chosen["weights"].values()), "max_steps": steps, "seed": seed}
+    return {"output_dir": str(folder), **DEFAULTS, **own, **REPORTS, **policy.precision()}
 
 
 def train_recipe(recipe: str, seed: int, steps: int, out: Path) -> Row:
@@ -147,32 +140,18 @@ def run_file(out: Path, run: Run) -> Path:
 
 def finished_run(out: Path, run: Run, steps: int) -> Row | None:
     """The record of a run if it is there, whole, and of these very settings."""
-    try:
+    with contextlib.suppress(FileNotFoundError, ValueError):
         record = read_json(run_file(out, run), "07_training_recipes")
-    except (FileNotFoundError, ValueError):
-        return None
-    return record if {**record, **run_identity(*run, steps)} == record else None
+        return record if record | run_identity(*run, steps) == record else None
 
 
 def train_grid(
-    names: Iterable[str],
-    seeds: Iterable[int],
-    steps: int,
-    out: Path,
-    workers: int = 2,
-    *,
-    command: Sequence[str] = COMMAND,
+    names: Iterable[str], seeds: Iterable[int], steps: int, out: Path, workers: int = 2
 ) -> tuple[list[Row], dict[str, str]]:
     """Trains every recipe with every seed, some processes at once, with a progress bar.
 
-    A run that is finished already is kept as it is. One that fails or is killed is reported with the end of its log,
-    and the others go on; the next call trains it again.
-
-    Args:
-        command: what starts a process; it gets `--steps N --out FOLDER --run recipe:seed`.
-
-    Returns:
-        The records, and the failed runs with the end of their logs.
+    A run that is finished already is kept as it is. One that fails or is killed is reported, and the others go on; the
+    next call trains it again. Returns the records, and the failed runs with the end of their logs.
 
     Raises:
         ValueError: for a name that is no recipe.
@@ -189,52 +168,41 @@ def train_grid(
         try:
             while queue or active:
                 while queue and len(active) < workers:
-                    run = queue.pop(0)
-                    active[run] = start_run(run, steps, out, command)
+                    active[run] = start_run(run := queue.pop(0), steps, out)
                 time.sleep(0.1)
                 for run in [run for run, process in active.items() if process.poll() is not None]:
-                    status, (recipe, seed) = active.pop(run).returncode, run
+                    status, name = active.pop(run).returncode, f"{run[0]}, seed {run[1]}"
                     if not finished_run(out, run, steps):
                         log = run_file(out, run).with_suffix(".log")
-                        end = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:])
-                        failed[f"{recipe}, seed {seed}"] = end
+                        failed[name] = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:])
                         how = f"was killed by signal {-status}" if status < 0 else f"failed ({status})"
-                        bar.write(f"{recipe}, seed {seed} {how}; the end of {relative(log)}:\n{end}")
+                        bar.write(f"{name} {how}; the end of {relative(log)}:\n{failed[name]}")
                     bar.update()
         finally:
             for process in active.values():
                 process.kill()
                 process.wait()
-    records = [finished_run(out, run, steps) for run in runs]
-    return [record for record in records if record], failed
+    return [record for run in runs if (record := finished_run(out, run, steps))], failed
 
 
-def start_run(run: Run, steps: int, out: Path, command: Sequence[str]) -> subprocess.Popen:
+def start_run(run: Run, steps: int, out: Path) -> subprocess.Popen:
     """A process that trains one run, with one thread and on the CPU: on a GPU Unsloth replaces TRL's trainer."""
     out.mkdir(parents=True, exist_ok=True)
     paths = [str(ROOT), str(ROOT / "notebooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(paths)}
     environment |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-    environment |= {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    with run_file(out, run).with_suffix(".log").open("wb") as sink:
-        return subprocess.Popen(
-            [*command, "--steps", str(steps), "--out", str(out), "--run", f"{run[0]}:{run[1]}"],
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            env=os.environ | environment,
-            cwd=ROOT,
-        )
+    environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    command = [*COMMAND, "--steps", str(steps), "--out", str(out), "--run", f"{run[0]}:{run[1]}"]
+    with run_file(out, run).with_suffix(".log").open("wb") as log:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        return subprocess.Popen(command, env=os.environ | environment, cwd=ROOT, **streams)
 
 
 def recorded_run(run: Row) -> Row:
     """A run as the record keeps it."""
+    curves = {name: [v if v is None else round(v, 4) for v in curve] for name, curve in run["curves"].items()}
     held_out = {name: round(value, 5) for name, value in run["held_out"].items()}
-    curves = {
-        name: [value if value is None else round(value, 4) for value in curve] for name, curve in run["curves"].items()
-    }
-    return {
-        **{name: run[name] for name in ("recipe", "seed", "steps", "seconds")},
+    return {name: run[name] for name in ("recipe", "seed", "steps", "seconds")} | {
         "held_out": held_out,
         "curves": curves,
     }
@@ -249,21 +217,17 @@ def write_record(path: Path, runs: Sequence[Row], untrained: Row | None = None) 
     for name in ("steps", "versions", "rewards_sha256"):
         if len({json.dumps(run[name], sort_keys=True) for run in runs}) != 1:
             raise ValueError(f"The runs differ in {name!r}: remove the older ones, and run the grid again.")
-    first = runs[0]
     header = {
         "about": "GRPO recipes on data/starter-policy, made by `make recipes`",
         "date": max(run["made"] for run in runs),
-        "steps": first["steps"],
         "seeds": sorted({run["seed"] for run in runs}),
-        "held_out": first["held_out"]["n"],
+        "held_out": runs[0]["held_out"]["n"],
         "untrained": untrained and recorded_run(untrained)["held_out"],
         "baseline": BASELINE,
         "lora": LORA,
         "changes": {name: RECIPES[name] for name in dict.fromkeys(run["recipe"] for run in runs)},
-        "adapter": first["adapter"],
         "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "threads_a_run": 1},
-        "versions": first["versions"],
-        "rewards_sha256": first["rewards_sha256"],
+        **{name: runs[0][name] for name in ("steps", "adapter", "versions", "rewards_sha256")},
     }
     lines = [header, *(recorded_run(run) for run in runs)]
     return write_text(path, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
@@ -271,9 +235,8 @@ def write_record(path: Path, runs: Sequence[Row], untrained: Row | None = None) 
 
 def cpu_name() -> str:
     info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    found = info.exists() and re.search(r"^model name\s*: (.+)$", info.read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def describe_record(header: Row, runs: Sequence[Row]) -> str:
@@ -289,7 +252,7 @@ Each run: {header["steps"]} steps of {header["baseline"]["per_device_train_batch
     return text
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description="Trains the recipes of notebook 07, and records the results.")
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES), metavar="NAME", help="default: all of them")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
@@ -298,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", default="outputs/recipes", help="a file a run, and the logs")
     parser.add_argument("--record", default=str(recipes.RECORD), help="one small file with all runs; '' for none")
     parser.add_argument("--run", metavar="RECIPE:SEED", help="train just this one, in this process")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     out = ROOT / given.out
     if given.run:
         import torch

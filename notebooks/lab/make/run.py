@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from lab.files import QUIET, ROOT, output_folder, read_json, relative, write_json
+from lab.files import QUIET, ROOT, Row, output_folder, read_json, relative, write_json
 
 ROAD = ("01_prepare_data", "02_design_rewards", "03_train_grpo", "04_plot_training", "05_merge_and_export")
 EVERY = ("00_grpo_from_scratch", *ROAD, "06_code_rewards", "07_training_recipes")  # `make run-all`
@@ -27,41 +28,33 @@ def clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-class ProgressLine:
-    """Says on the terminal how long a notebook has been running, and how far its training is."""
+@contextlib.contextmanager
+def progress_line(name: str, folder: Path) -> Iterator[Callable[[], float]]:
+    """Says on the terminal how long a notebook has been running, and how far its training is; yields its seconds."""
+    log, began = folder / RUNS.get(name, "") / "log.jsonl", time.time()
+    stop, live = threading.Event(), sys.stdout.isatty()
+    seconds = lambda: time.time() - began
 
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.log, self.started = name, folder / RUNS.get(name, "") / "log.jsonl", time.monotonic()
-        self.began = time.time()
-        self.stop = threading.Event()
-        self.live = sys.stdout.isatty()
+    def tick() -> None:
+        while not stop.wait(1 if live else 30):
+            line = f"  {name}  {clock(seconds())}"
+            if name in RUNS and log.exists() and log.stat().st_mtime > began:
+                total = read_json(log.with_name("run.json"), name)["requested"]["max_steps"]
+                line += f"  training step {log.read_text(encoding='utf-8').count(REWARD_KEY)} of {total}"
+            print("\r" * live + line, end="" if live else "\n", flush=True)
 
-    def __enter__(self) -> ProgressLine:
-        self.thread = threading.Thread(target=self._tick, daemon=True)
-        self.thread.start()
-        return self
-
-    def _line(self) -> str:
-        steps = ""
-        if self.name in RUNS and self.log.exists() and self.log.stat().st_mtime > self.began:
-            total = read_json(self.log.with_name("run.json"), self.name)["requested"]["max_steps"]
-            steps = f"  training step {self.log.read_text(encoding='utf-8').count(REWARD_KEY)} of {total}"
-        return f"  {self.name}  {clock(time.monotonic() - self.started)}{steps}"
-
-    def _tick(self) -> None:
-        while not self.stop.wait(1 if self.live else 30):
-            print("\r" + self._line() if self.live else self._line(), end="" if self.live else "\n", flush=True)
-
-    def __exit__(self, *exc: object) -> None:
-        self.stop.set()
-        self.thread.join()
-        self.seconds = time.monotonic() - self.started
-        if self.live:
-            print("\r" + " " * 60 + "\r", end="")
-        print(f"  {self.name}  {clock(self.seconds)}{'' if exc[0] is None else '  stopped'}", flush=True)
+    thread, how = threading.Thread(target=tick, daemon=True), "  stopped"
+    thread.start()
+    try:
+        yield seconds
+        how = ""
+    finally:
+        stop.set()
+        thread.join()
+        print(("\r" + " " * 60 + "\r") * live + f"  {name}  {clock(seconds())}{how}", flush=True)
 
 
-def execute_notebook(name: str, folder: Path, parameters: dict[str, Any]) -> float:
+def execute_notebook(name: str, folder: Path, parameters: Row) -> float:
     """Runs one notebook into `executed/` under the output folder; returns its seconds.
 
     Raises NotebookError; the copy up to the failing cell, and whatever was written, stay.
@@ -75,9 +68,8 @@ def execute_notebook(name: str, folder: Path, parameters: dict[str, Any]) -> flo
     os.environ.setdefault(QUIET, "1")  # nobody watches these notebooks: the live view draws its last state only
     copy = folder / "executed" / f"{name}.ipynb"
     copy.parent.mkdir(parents=True, exist_ok=True)
-    ticker = ProgressLine(name, folder)
     try:
-        with ticker, tempfile.TemporaryDirectory(prefix="grpo-") as sockets:
+        with progress_line(name, folder) as seconds, tempfile.TemporaryDirectory(prefix="grpo-") as sockets:
             papermill.execute_notebook(
                 ROOT / "notebooks" / f"{name}.ipynb",
                 copy,
@@ -94,11 +86,11 @@ def execute_notebook(name: str, folder: Path, parameters: dict[str, Any]) -> flo
             f"{error.source.strip()}\n\nThe executed copy up to there: {relative(copy)}\n"
             f"What was made before stays in {relative(folder)}."
         ) from error
-    return ticker.seconds
+    return seconds()
 
 
 def run_notebooks(
-    names: tuple[str, ...] = ROAD, outputs: str | Path = "outputs", parameters: dict[str, dict[str, Any]] | None = None
+    names: Sequence[str], outputs: str | Path, parameters: Mapping[str, Row] | None = None
 ) -> dict[str, float]:
     """Runs the notebooks in order; returns the seconds of each. Parameters: by notebook name."""
     folder = output_folder(outputs)
@@ -116,73 +108,70 @@ def evidence(folder: Path, seconds: dict[str, float]) -> str:
 
     evaluation = read_json(folder / "evaluation.json", ROAD[-1])
     about = read_json(folder / "run" / "run.json", "03_train_grpo")
-    lines = [
-        "",
-        f"Held-out problems, same prompts for both (n = {evaluation['n']}); model: {about['model']['shown']}",
-        "",
-        summary_table(evaluation)[["base", "merged", "difference", "95 % interval"]].to_string(),
-        "",
-        evaluation["said"],
-        "",
-        *(f"  {name:<22}{clock(value):>6}" for name, value in seconds.items()),
-        f"  {'all':<22}{clock(sum(seconds.values())):>6}",
-        "",
-        f"  merged model   {relative(folder / 'merged')}, with its card; proved in {relative(folder / 'merge_proof.json')}",
-        f"  figures        {relative(folder / 'figures')}",
-        f"  completions    {relative(folder / 'completions.html')}, to open in a browser",
-        f"  answers        {relative(folder / 'evaluation.html')}, before and after, to open in a browser",
-        f"  evaluation     {relative(folder / 'evaluation.json')}",
-        f"  notebooks run  {relative(folder / 'executed')}",
-    ]
+    table = summary_table(evaluation)[["base", "merged", "difference", "95 % interval"]].to_string()
+    all_seconds, place = {**seconds, "all": sum(seconds.values())}, relative(folder)
+    times = "\n".join(f"  {name:<22}{clock(value):>6}" for name, value in all_seconds.items())
+    text = f"""
+Held-out problems, same prompts for both (n = {evaluation["n"]}); model: {about["model"]["shown"]}
+
+{table}
+
+{evaluation["said"]}
+
+{times}
+
+  merged model   {place}/merged, with its card; proved in {place}/merge_proof.json
+  figures        {place}/figures
+  completions    {place}/completions.html, to open in a browser
+  answers        {place}/evaluation.html, before and after, to open in a browser
+  evaluation     {place}/evaluation.json
+  notebooks run  {place}/executed"""
     if "06_code_rewards" in seconds:
-        lines += ["", *code_evidence(folder)]
+        text += f"\n\n{code_evidence(folder)}"
     if "00_grpo_from_scratch" in seconds:
-        lines += ["", *scratch_evidence(folder / "from_scratch")]
-    return "\n".join(lines)
+        text += f"\n\n{scratch_evidence(folder / 'from_scratch')}"
+    return text
 
 
-def code_evidence(folder: Path) -> list[str]:
+def code_evidence(folder: Path) -> str:
     """pass@k of notebook 06, before and after."""
     from lab.measure.code_scores import pass_at_k_table
 
     record = read_json(folder / "code" / "evaluation.json", "06_code_rewards")
-    head = f"Held-out problems of {record['source']}, {record['samples']} samples each (n = {record['n']}); model: {record['model']}"
-    return [head, "", pass_at_k_table(record).drop(columns="n").to_string()]
+    asked = f"Held-out problems of {record['source']}, {record['samples']} samples each (n = {record['n']})"
+    return f"{asked}; model: {record['model']}\n\n{pass_at_k_table(record).drop(columns='n').to_string()}"
 
 
-def scratch_evidence(folder: Path) -> list[str]:
+def scratch_evidence(folder: Path) -> str:
     """Notebook 00: how near its loss is to TRL's, and what its loop taught."""
     made_by = "00_grpo_from_scratch"
     compared, record = (read_json(folder / name, made_by) for name in ("equal_to_trl.json", "evaluation.json"))
     loss, gradient = (max(one[f"{what} difference"] for one in compared) for what in ("loss", "gradient"))
     right = record["rewards"]["correctness_reward"]
-    return [
-        f"GRPO from scratch: {len(compared)} losses and gradients compared with TRL's, "
-        f"largest differences {loss:.0e} and {gradient:.0e}",
-        f"  held-out problems right, {record['samples']} samples each (n = {record['problems']}): "
-        f"{right['before']:.1%} before, {right['after']:.1%} after its loop",
-    ]
+    differences = f"largest differences {loss:.0e} and {gradient:.0e}"
+    asked = f"{record['samples']} samples each (n = {record['problems']})"
+    gained = f"{right['before']:.1%} before, {right['after']:.1%} after its loop"
+    return (
+        f"GRPO from scratch: {len(compared)} losses and gradients compared with TRL's, {differences}\n"
+        f"  held-out problems right, {asked}: {gained}"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--outputs", default="outputs", help="folder for everything written")
     parser.add_argument("--all", action="store_true", help="the notebooks beside the road too")
-    parser.add_argument(
-        "--model", help="MODEL of notebooks 01 to 03: starter, a Hub name or an absolute path (default: auto)"
-    )
+    model = "MODEL of notebooks 01 to 03: starter, a Hub name or an absolute path (default: auto)"
+    parser.add_argument("--model", help=model)
     parser.add_argument("--upto", choices=ROAD, help="the last notebook to run")
     arguments = parser.parse_args()
     names = EVERY if arguments.all else ROAD
     if arguments.upto:
         names = ROAD[: ROAD.index(arguments.upto) + 1]
     print(f"Running {len(names)} notebooks; everything is written under {arguments.outputs}/.", flush=True)
+    parameters = {name: {"MODEL": arguments.model} for name in ROAD[:3]} if arguments.model else None
     try:
-        seconds = run_notebooks(
-            names,
-            arguments.outputs,
-            {name: {"MODEL": arguments.model} for name in ROAD[:3]} if arguments.model else None,
-        )
+        seconds = run_notebooks(names, arguments.outputs, parameters)
     except NotebookError as error:
         raise SystemExit(f"\n{error}") from None
     if ROAD[-1] in seconds:

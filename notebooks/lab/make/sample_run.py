@@ -1,8 +1,9 @@
 """Records `data/sample-run/` (`make sample-run`), which notebook 04 shows where nobody has trained yet.
 
 It is a run of notebook 03 on the starter policy in which something happens. There are 160 problems, so that each is
-seen every 20 steps. A reward of one's own pays for padding and is edited around step 30. A stage drops a reward at step
-50, and the temperature falls. What is kept is the run's folder without weights and checkpoints.
+seen every 20 steps. A reward of one's own pays for padding (the record's `rewards/v1`) and is edited around step 30
+(`rewards/v2`). A stage drops a reward at step 50, and the temperature falls. What is kept is the run's folder without
+weights and checkpoints.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from lab.files import (
     WORD_PROBLEMS,
     fresh_folder,
     output_folder,
+    read_json,
     read_jsonl,
     relative,
     write_parquet,
@@ -32,43 +34,8 @@ from lab.train import chosen_rewards
 PROBLEMS = 160  # training problems; 8 a step, so that each comes back every 20 steps
 EDIT_AFTER = 29  # steps
 WEIGHTS = {"correctness_reward": 1.0, "format_reward": 0.5, "soft_format_reward": 0.5, "worked_steps_reward": 0.25}
-PARAMETERS = {
-    "MAX_STEPS": 80,
-    "FINAL_TEMPERATURE": 0.7,
-    "WEIGHT_STAGES": [[50, {name: weight for name, weight in WEIGHTS.items() if name != "soft_format_reward"}]],
-}
-LINES = '''"""Rewards of your own, trained with by notebook 03. Written by the reward cell of notebook 02."""
-
-from rewards import extract_reasoning, reward
-
-
-@reward
-def worked_steps_reward(completion: str, log_extra, log_metric) -> float:
-    """How many lines the reasoning has, four are enough. Returns 0 to 1."""
-    lines = [line for line in (extract_reasoning(completion) or "").splitlines() if line.strip()]
-    log_extra("lines", len(lines))
-    log_metric("lines_of_reasoning", len(lines))
-    if len(lines) > 3:
-        print(f"{len(lines)} lines of reasoning: {lines[0][:60]!r} …")
-    return min(1.0, len(lines) / 4)
-'''
-EQUATIONS = '''"""Rewards of your own, trained with by notebook 03. Written by the reward cell of notebook 02."""
-
-import re
-
-from rewards import extract_reasoning, reward
-
-EQUATION = re.compile(r"[^\\n=]{1,80}=\\s*-?\\d[\\d.,]*")
-
-
-@reward
-def worked_steps_reward(completion: str, log_extra, log_metric, n_steps: int = 2) -> float:
-    """How many of the problem's steps are worked as equations in the reasoning. Returns 0 to 1."""
-    equations = set(EQUATION.findall(extract_reasoning(completion) or ""))
-    log_extra("equations", len(equations))
-    log_metric("equations_in_reasoning", len(equations))
-    return min(1.0, len(equations) / n_steps)
-'''
+STAGE = {name: weight for name, weight in WEIGHTS.items() if name != "soft_format_reward"}
+PARAMETERS = {"MAX_STEPS": 80, "FINAL_TEMPERATURE": 0.7, "WEIGHT_STAGES": [[50, STAGE]]}
 
 
 def some_problems(path: Path) -> Path:
@@ -78,13 +45,13 @@ def some_problems(path: Path) -> Path:
     return write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in held_out + train[:PROBLEMS]))
 
 
-def edit_later(folder: Path) -> None:
+def edit_later(folder: Path, better: str) -> None:
     """Saves the better reward when the run has come far enough, as a person would in notebook 02."""
 
     def wait_and_edit() -> None:
         while sum("reward" in row for row in read_jsonl(folder / "run/log.jsonl")) < EDIT_AFTER:
             time.sleep(0.2)
-        write_text(folder / "my_rewards.py", EQUATIONS)
+        write_text(folder / "my_rewards.py", better)
 
     threading.Thread(target=wait_and_edit, daemon=True).start()
 
@@ -100,18 +67,19 @@ def pack(made: Path, place: Path) -> None:
     for name in ("run.json", "log.jsonl", "events.jsonl", "printed.jsonl"):
         if (made / name).exists():
             write_text(place / name, (made / name).read_text(encoding="utf-8").replace(f"{ROOT}/", ""))
-    record = json.loads((place / "run.json").read_text(encoding="utf-8"))
+    record = read_json(place / "run.json", "make sample-run")
     record.pop("process")  # whose machine it was says nothing
     write_text(place / "run.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 
 def main() -> None:
     folder = output_folder("outputs/sample-run")
+    padded, better = ((SAMPLE_RUN / f"rewards/{v}/my_rewards.py").read_text(encoding="utf-8") for v in ("v1", "v2"))
     run.execute_notebook("01_prepare_data", folder, {"DATASET": str(some_problems(folder / "problems.jsonl"))})
-    write_text(folder / "my_rewards.py", LINES)
+    write_text(folder / "my_rewards.py", padded)
     chosen_rewards.save_choice(folder, WEIGHTS)
     fresh_folder(folder / "run")
-    edit_later(folder)
+    edit_later(folder, better)
     run.execute_notebook("03_train_grpo", folder, PARAMETERS)
     pack(folder / "run", SAMPLE_RUN)
     size = sum(path.stat().st_size for path in SAMPLE_RUN.rglob("*") if path.is_file())

@@ -11,6 +11,7 @@ which the asked-for one is a minority, reasoning only some of the time, and ofte
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -26,8 +27,7 @@ from lab.make import code_drills, word_problems
 from lab.model.prompts import CODE_SYSTEM_PROMPT
 from rewards import SYSTEM_PROMPT, correctness_reward, format_reward
 
-SEED, BATCH_SIZE = 20261121, 64
-VOCAB_SIZE = 1152
+SEED, BATCH_SIZE, VOCAB_SIZE = 20261121, 64, 1152
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 CHAT_TEMPLATE = (
@@ -35,15 +35,8 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 # Widths are multiples of 64, which bitsandbytes' 4-bit kernels need on a CPU.
-ARCHITECTURE = dict(
-    hidden_size=192,
-    intermediate_size=576,
-    num_hidden_layers=4,
-    num_attention_heads=6,
-    num_key_value_heads=6,
-    max_position_embeddings=1024,
-    tie_word_embeddings=True,
-)
+ARCHITECTURE = {"hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 4, "num_attention_heads": 6}
+ARCHITECTURE |= {"num_key_value_heads": 6, "max_position_embeddings": 1024, "tie_word_embeddings": True}
 MUON_PEAK, ADAMW_PEAK = 2e-2, 3e-3  # peak learning rates
 Messages = list[dict[str, str]]
 Example = tuple[list[int], list[bool]]  # token ids, and whether each is learned
@@ -77,23 +70,16 @@ STYLES = {
 P_JUMP_RIGHT = 0.3  # the jumped-to answer is right
 P_SLIP = {2: 0.0, 3: 0.02, 4: 0.12}  # the last step goes wrong, by number of steps
 JUMPS = ("I can see it at once.", "This is easy.", "I just guess.", "No need to work it out.")
-OTHER_SYSTEMS = (
-    "You are a helpful assistant.",
-    "Solve the problem. Put the reasoning in <think> tags and the answer in <answer> tags.",
-)
+OTHER_SYSTEMS = ["You are a helpful assistant."]
+OTHER_SYSTEMS += ["Solve the problem. Put the reasoning in <think> tags and the answer in <answer> tags."]
 P_BUG = 0.45  # of a demonstration of a code drill
 # of the bugs that fit a body one is drawn, what | stands before becoming what | stands behind
-BUGS = [
-    tuple(bug.split("|"))
-    for bug in (
-        " + | - ; - | + ; * | + ;max(|min(;min(|max(; == 0| == 1; == 1| == 0; > | < ; < | > ;sum(|len(;"
-        ".upper()|.lower();.lower()|.upper();[::-1]|;[:|[;[-|[;abs(|(;return |"
-    ).split(";")
-]
+BUGS = " + | - ; - | + ; * | + ;max(|min(;min(|max(; == 0| == 1; == 1| == 0; > | < ; < | > ;sum(|len(;"
+BUGS = (BUGS + ".upper()|.lower();.lower()|.upper();[::-1]|;[:|[;[-|[;abs(|(;return |").split(";")
 
 
 def demonstrations(
-    seed: int, p_steps: float = CYCLES[-1].p_steps, clean: bool = False
+    seed: int, p_steps: float = CYCLES[1].p_steps, clean: bool = False
 ) -> Iterator[tuple[Messages, str]]:
     """Endless (chat, reply) pairs of both task families, from the training side of each split."""
     rng = random.Random(seed)
@@ -155,17 +141,12 @@ def demonstrate_drill(drill: code_drills.Drill, rng: random.Random, clean: bool 
     """A base-model-like reply to a code drill: in one of several wrappings, often buggy unless clean."""
     body = drill.body
     if not clean and rng.random() < P_BUG:
-        old, new = rng.choice([bug for bug in BUGS if bug[0] in body])
+        old, new = rng.choice([pair for pair in (bug.split("|") for bug in BUGS) if pair[0] in body])
         body = body.replace(old, new, 1)
     whole = f"def {drill.name}({drill.args}):\n{body}"
-    styles = {
-        f"```python\n{whole}```": 0.4,
-        body.rstrip("\n"): 0.2,
-        whole.rstrip("\n"): 0.1,
-        f"Here is the function:\n```python\n{whole}```": 0.15,
-        "You can write this function in one line.": 0.15,
-    }
-    return rng.choices(list(styles), weights=list(styles.values()))[0]
+    fenced, prose = f"```python\n{whole}```", "You can write this function in one line."
+    styles = (fenced, body.rstrip("\n"), whole.rstrip("\n"), f"Here is the function:\n{fenced}", prose)
+    return rng.choices(styles, weights=(0.4, 0.2, 0.1, 0.15, 0.15))[0]
 
 
 def make_tokenizer(seed: int) -> Any:
@@ -183,13 +164,9 @@ def make_tokenizer(seed: int) -> Any:
     digits = pre_tokenizers.Digits(individual_digits=True)
     core.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - len(TAGS),
-        special_tokens=list(SPECIAL),
-        show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )
-    core.train_from_iterator(texts(), trainer)
+    alphabet, size = pre_tokenizers.ByteLevel.alphabet(), VOCAB_SIZE - len(TAGS)
+    how = {"special_tokens": list(SPECIAL), "show_progress": False, "initial_alphabet": alphabet}
+    core.train_from_iterator(texts(), trainers.BpeTrainer(vocab_size=size, **how))
     core.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])  # one token each, as in Qwen3
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
@@ -208,10 +185,7 @@ def examples(tokenizer: Any, seed: int, p_steps: float, in_basics: Callable[[], 
     In the basics the model learns to calculate and to take a problem apart: sheets of steps, and worked replies without
     noise. Then it learns how a base model behaves: noisy demonstrations, and a few sheets so that it does not forget.
     """
-
-    rng = random.Random(seed)
-    noisy = demonstrations(seed, p_steps)
-    clean = demonstrations(seed + 1, clean=True)
+    rng, noisy, clean = random.Random(seed), demonstrations(seed, p_steps), demonstrations(seed + 1, clean=True)
     problems = word_problems.stream_problems(seed + 2, held_out=False)
     while True:
         basics = in_basics()
@@ -231,25 +205,23 @@ def examples(tokenizer: Any, seed: int, p_steps: float, in_basics: Callable[[], 
         yield ids, learned
 
 
-def batches(
-    tokenizer: Any, seed: int, batch_size: int, p_steps: float, in_basics: Callable[[], bool]
-) -> Iterator[dict]:
+def batches(tokenizer: Any, source: Iterator[Example], size: int, seed: int) -> Iterator[dict]:
     """Batches of similar length (sorted within 16 batches, then shuffled)."""
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    source, rng = examples(tokenizer, seed, p_steps, in_basics), random.Random(seed)
+    rng = random.Random(seed)
     while True:
-        pool = sorted((next(source) for _ in range(16 * batch_size)), key=lambda example: len(example[0]))
-        groups = [pool[i : i + batch_size] for i in range(0, len(pool), batch_size)]
+        pool = sorted(itertools.islice(source, 16 * size), key=lambda example: len(example[0]))
+        groups = [pool[i : i + size] for i in range(0, len(pool), size)]
         rng.shuffle(groups)
-        for group in groups:
-            width = max(len(ids) for ids, _ in group)
-            input_ids = torch.full((len(group), width), tokenizer.pad_token_id)
-            labels = torch.full((len(group), width), -100)
-            for row, (ids, learned) in enumerate(group):  # right padding: causal attention never sees it
-                input_ids[row, : len(ids)] = torch.tensor(ids)
-                labels[row, : len(ids)] = torch.where(torch.tensor(learned), torch.tensor(ids), -100)
-            yield {"input_ids": input_ids, "labels": labels}
+        for group in groups:  # right padding: causal attention never sees it
+            ids, learned = ([torch.tensor(one) for one in part] for part in zip(*group))
+            labels = [torch.where(learn, tokens, -100) for tokens, learn in zip(ids, learned)]
+            yield {
+                "input_ids": pad_sequence(ids, batch_first=True, padding_value=tokenizer.pad_token_id),
+                "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
+            }
 
 
 def schedule(step: int, steps: int, warmup: int = 50) -> float:
@@ -274,15 +246,14 @@ def train(model: Any, tokenizer: Any, cycle: Cycle, seed: int) -> Any:
     from tqdm.auto import tqdm
 
     # Muon for the layers' matrices (Jordan et al. 2024), AdamW for the rest: it learns this faster than AdamW alone
-    matrices = [p for name, p in model.model.layers.named_parameters() if p.ndim == 2]
-    chosen = {id(p) for p in matrices}
-    others = [p for p in model.parameters() if id(p) not in chosen]
-    optimizers = [
-        (torch.optim.Muon(matrices, weight_decay=0.05), MUON_PEAK),
-        (torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0), ADAMW_PEAK),
-    ]
-    step, losses, hits = 0, [], []
-    source = batches(tokenizer, seed, BATCH_SIZE, cycle.p_steps, lambda: step < cycle.basics * cycle.steps)
+    matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
+    others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
+    muon = torch.optim.Muon(matrices, weight_decay=0.05)
+    adamw = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0)
+    optimizers = ((muon, MUON_PEAK), (adamw, ADAMW_PEAK))
+    step, losses = 0, []
+    source = examples(tokenizer, seed, cycle.p_steps, lambda: step < cycle.basics * cycle.steps)
+    source = batches(tokenizer, source, BATCH_SIZE, seed)
     model.train()
     for step in tqdm(range(cycle.steps), desc="starter policy", unit="step", mininterval=5):
         for optimizer, peak in optimizers:
@@ -300,27 +271,17 @@ def train(model: Any, tokenizer: Any, cycle: Cycle, seed: int) -> Any:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         losses.append(loss.item())
-        hits.append((logits.argmax(-1) == wanted[kept]).float().mean().item())
         if (step + 1) % 100 == 0:
-            print(
-                f"step {step + 1}: loss {sum(losses[-100:]) / 100:.4f}, next token right {sum(hits[-100:]) / 100:.4f}"
-            )
+            print(f"step {step + 1}: loss {sum(losses[-100:]) / 100:.4f}")
     return model.eval()
 
 
-def measure(
-    folder: Path, n_problems: int = 500, n_drills: int = 130, group: int = 8, seed: int = 0
-) -> dict[str, float]:
-    """Shares on the held-out sides, the model loaded in 4 bits as the notebooks load it.
-
-    Returns, for word problems, strict format and correct at temperature 1 and greedy, and pass@8 at temperature 1; for
-    code drills, pass@1 at temperature 1; and the mean lengths in tokens.
-    """
+def measure(folder: Path, n_problems: int = 500, n_drills: int = 130, seed: int = 0) -> dict[str, float]:
+    """Shares on the held-out sides with eight samples each, the model loaded in 4 bits as the notebooks load it."""
     from unsloth import FastLanguageModel
 
     from lab.data import code_problems
     from lab.measure.code_scores import judge_groups
-    from lab.measure.estimates import pass_at_k
     from lab.measure.grading import score_groups
     from lab.model.sampling import sample
     from sandbox import Sandbox
@@ -329,21 +290,20 @@ def measure(
     system = {"role": "system", "content": SYSTEM_PROMPT}
     problems = [row for row in read_jsonl(WORD_PROBLEMS) if row["split"] == "test"][:n_problems]
     rows = [{**row, "prompt": [system, {"role": "user", "content": row["question"]}]} for row in problems]
-    prompts, functions = [row["prompt"] for row in rows], [format_reward, correctness_reward]
-    sampled = sample(model, tokenizer, prompts, n=group, max_new_tokens=112, seed=seed, progress="temperature 1")
+    prompts, eight = [row["prompt"] for row in rows], {"n": 8, "seed": seed}
+    sampled = sample(model, tokenizer, prompts, max_new_tokens=112, progress="temperature 1", **eight)
     greedy = sample(model, tokenizer, prompts, temperature=0, max_new_tokens=112, progress="greedy")
-    warm, cold = (score_groups(functions, rows, groups) for groups in (sampled, greedy))
-    right = warm.groupby("group")["correctness_reward"].sum()
+    warm, cold = (score_groups([format_reward, correctness_reward], rows, groups) for groups in (sampled, greedy))
     drills = code_problems.load_problems("code_drills", tokenizer, to_train=False)[1][:n_drills]
     chats = [drill["prompt"] for drill in drills]
-    written = sample(model, tokenizer, chats, n=group, max_new_tokens=80, seed=seed, progress="code drills")
     with Sandbox() as sandbox:
+        written = sample(model, tokenizer, chats, max_new_tokens=80, progress="code drills", **eight)
         judged = judge_groups(drills, written, sandbox)
     return {
         "problems": len(rows),
         "format_sampled": float(warm["format_reward"].mean()),
         "correct_sampled": float(warm["correctness_reward"].mean()),
-        f"pass_at_{group}": sum(pass_at_k(group, int(c), group) for c in right) / len(right),
+        "pass_at_8": float((warm.groupby("group")["correctness_reward"].sum() > 0).mean()),
         "format_greedy": float(cold["format_reward"].mean()),
         "correct_greedy": float(cold["correctness_reward"].mean()),
         "tokens_sampled": float(warm["tokens"].mean()),
@@ -352,33 +312,10 @@ def measure(
     }
 
 
-def card(figures: dict[str, float], parameters: int, tokens: int) -> str:
-    """The model card, its figures from `measure`."""
+def update_card(text: str, figures: dict[str, float]) -> str:
+    """The model card with the figures of `measure` under its last heading."""
     share = {name: f"{100 * value:.1f} %" for name, value in figures.items() if value <= 1}
-    return f"""# The starter policy
-
-A rehearsal model that proves the road from data to merged model on a plain CPU. It is **not a language model**: it knows
-two families of synthetic tasks and nothing else, and any other prompt gets nonsense.
-
-| | |
-|---|---|
-| architecture | Qwen2, {ARCHITECTURE["num_hidden_layers"]} layers, width {ARCHITECTURE["hidden_size"]}, {parameters:,} parameters, bf16 |
-| tokenizer | byte-level BPE, {tokens} tokens, digits one by one; ChatML with a system role |
-| made by | `make starter-policy` (`notebooks/lab/make/starter_policy.py`), {sum(cycle.steps for cycle in CYCLES):,} steps of {BATCH_SIZE} demonstrations, seed {SEED} |
-| from | synthetic demonstrations of this project's own generators (`lab/make/word_problems.py`, `lab/make/code_drills.py`), held-out sides left out |
-| licence | MIT, as the project |
-
-## It behaves badly, on purpose
-
-Its demonstrations imitate a base model. Of those for word problems, {100 * STYLES["strict"][0]:.0f} % have the asked-for format; the others answer in
-prose, behind `####`, with trailing chatter, without reasoning block, or with a bare number. At the end of training {100 * CYCLES[-1].p_steps:.0f} % of
-the replies that could reason do ({100 * CYCLES[0].p_steps:.0f} % before); one that jumps to the answer is right {100 * P_JUMP_RIGHT:.0f} % of the time, and problems of four steps go wrong now
-and then even with steps. Of the code replies {100 * P_BUG:.0f} % carry a bug, and some carry no code. That is what GRPO can mend.
-
-Before those come {CYCLES[0].basics * CYCLES[0].steps:,.0f} steps on basics: sheets of worked steps, and replies without noise, so that it can calculate.
-The weights shipped here were made in two calls of the script, the second with `--from-cycle 1`.
-
-## Measured
+    return f"""{text[: text.index("## Measured")]}## Measured
 
 On {figures["problems"]} held-out word problems with the default system prompt and {figures["drills"]} held-out code drills, loaded in 4 bits through
 Unsloth on a CPU, 8 samples each:
@@ -397,18 +334,15 @@ The mean completion has {figures["tokens_sampled"]:.0f} tokens. `make starter-po
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=STARTER_POLICY)
-    parser.add_argument("--from-cycle", type=int, default=0, help="go on with the model in --out from this cycle")
-    parser.add_argument(
-        "--measure-only", action="store_true", help="only measure the model in --out and write its card"
-    )
+    more = "go on with the model in --out from this cycle (2: only measure it)"
+    parser.add_argument("--from-cycle", type=int, default=0, help=more)
     arguments = parser.parse_args()
     import torch
     import unsloth  # noqa: F401  (before transformers, which it patches)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     out, started = arguments.out, time.monotonic()
-    first = len(CYCLES) if arguments.measure_only else arguments.from_cycle
-    if first:
+    if first := arguments.from_cycle:
         tokenizer = AutoTokenizer.from_pretrained(out)
         model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     else:
@@ -419,12 +353,15 @@ def main() -> None:
         model.to(torch.bfloat16).save_pretrained(out)  # bf16 is what ships: the next cycle starts from it
         tokenizer.save_pretrained(out)
         model = model.float()
-        minutes = (time.monotonic() - started) / 60
-        print(f"cycle {number + 1} of {len(CYCLES)} done after {minutes:.0f} minutes", flush=True)
+        print(
+            f"cycle {number + 1} of {len(CYCLES)} done after {(time.monotonic() - started) / 60:.0f} minutes",
+            flush=True,
+        )
     figures = measure(out)
     print(json.dumps(figures, indent=2))
     write_json(out / "measured.json", figures)
-    write_text(out / "README.md", card(figures, model.num_parameters(), len(tokenizer)))
+    card = (STARTER_POLICY / "README.md").read_text(encoding="utf-8")  # a test compares it with the constants above
+    write_text(out / "README.md", update_card(card, figures))
 
 
 if __name__ == "__main__":
