@@ -10,8 +10,10 @@ import rewards
 import sandbox as module
 from rewards import RewardError, code_reward, extract_code, function_prompt, syntax_reward
 from sandbox import Sandbox
-from scoring.cases import BOTH, PROBLEM
-from scoring.code import default_sandbox
+from scoring.code import DOUBLE, default_sandbox
+
+PROBLEM = {name: value for name, value in DOUBLE.items() if name != "right"}
+BOTH = DOUBLE["right"] + "\n"
 
 
 def batch(function, texts, **changed):
