@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from scoring.background import run_in_background
-from scoring.batch import Batch
+from scoring.batch import Batch, as_completion
 from scoring.contract import RewardError, RewardFunction, callable_name, is_failure, name_with
 
 
@@ -21,11 +21,9 @@ class AdoptedFunction(RewardFunction):
 
     for_chats = True
 
-    def __init__(
-        self, function: Callable, low: float = -math.inf, high: float = math.inf, *, prefill: bool = False, **more: Any
-    ) -> None:
+    def __init__(self, *arguments: Any, prefill: bool, **more: Any) -> None:
         self.prefill = prefill
-        super().__init__(function, low, high, **more)
+        super().__init__(*arguments, **more)
 
     def _parameters(self) -> dict[str, inspect.Parameter]:
         parameters = inspect.signature(self.function).parameters
@@ -37,20 +35,13 @@ class AdoptedFunction(RewardFunction):
         stars = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
         return {n: p for n, p in parameters.items() if p.kind not in stars and n not in bound}
 
-    def _arguments(self) -> dict[str, Any]:
-        return super()._arguments() | {"prefill": self.prefill}
-
     def values(self, batch: Batch) -> list:
         given = {"prompts": batch.prompts, "completions": batch.completions, **batch.columns, **batch.from_trl}
         given = {"completion_ids": [[] for _ in batch.texts], **given, **self.options}
         if self.prefill:
-            given["completions"] = [
-                text if isinstance(c, str) else [{"role": "assistant", "content": text}]
-                for text, c in zip(batch.texts, batch.completions)
-            ]
+            given["completions"] = [as_completion(*pair) for pair in zip(batch.texts, batch.completions)]
         if not self.takes_all:
-            parameters = inspect.signature(self.function).parameters
-            given = {name: value for name, value in given.items() if name in parameters}
+            given = {name: given[name] for name in inspect.signature(self.function).parameters if name in given}
         try:
             found = self.function(**given)
             found = list(run_in_background(found) if inspect.isawaitable(found) else found)
@@ -77,7 +68,7 @@ def adopt(
     low: float = -math.inf,
     high: float = math.inf,
     *,
-    name: str | None = None,
+    name: str = "",
     prefill: bool = False,
     claims_correctness: bool | None = None,
 ) -> RewardFunction:
@@ -96,16 +87,15 @@ def adopt(
     """
     if isinstance(function, RewardFunction):
         return function
-    keywords = function.keywords if isinstance(function, functools.partial) else {}
-    name = name or (name_with(callable_name(function), keywords) if keywords else None)
-    return AdoptedFunction(function, low, high, name=name, prefill=prefill, claims_correctness=claims_correctness)
+    if isinstance(function, functools.partial) and function.keywords:
+        name = name or name_with(callable_name(function), function.keywords)
+    return AdoptedFunction(function, low, high, claims_correctness, name=name, prefill=prefill)
 
 
 def prepare_rewards(functions: Iterable[Callable], columns: Iterable[str] | None = None) -> list[RewardFunction]:
     """What goes to the trainer: every function adopted, its columns there, and no two under one metric name.
 
-    `columns` are the names of the data set's columns; None leaves them unchecked. Raises MissingColumnError or
-    TypeError, naming the function.
+    `columns` are the data set's; None leaves them unchecked. Raises MissingColumnError or TypeError.
     """
     found: dict[str, RewardFunction] = {}
     columns = None if columns is None else list(columns)
@@ -124,26 +114,20 @@ NO_SCORE = (type(None), Exception)  # what a part may give in place of a score
 class CombinedReward(RewardFunction):
     """A reward computed from others: `combine` makes the scores of a batch from the parts' scores of it."""
 
+    function = __wrapped__ = property(lambda self: self.parts[0].function)  # whose source stands for it
+
     def __init__(self, parts: Sequence, combine: Callable, *, low: float, high: float, name: str, doc: str) -> None:
         first = parts[0]
-        self.parts, self.combine = list(parts), combine
-        self.low, self.high, self.failures, self.__name__, self.__doc__ = low, high, 0, name, doc
+        self.parts, self.combine, self.low, self.high, self.failures = list(parts), combine, low, high, 0
+        self.__name__, self.__doc__, self.__module__, self.example = name, doc, first.__module__, first.example
         self.claims_correctness, self.claims_by_guess = first.claims_correctness, first.claims_by_guess
-        self.function = self.__wrapped__ = first.function
-        self.__module__, self.groupwise = first.__module__, any(part.groupwise for part in parts)
-        self.example, self.options, self.optional, self._names = first.example, {}, {}, ()
+        self.groupwise = any(part.groupwise for part in parts)
         self.for_chats = any(part.for_chats for part in parts)
+        self.options, self.optional, self._names = {}, {}, ()
         self.columns = tuple(dict.fromkeys(name for part in parts for name in part.columns))
-
-    def renamed(self, name: str) -> RewardFunction:
-        return CombinedReward(self.parts, self.combine, low=self.low, high=self.high, name=name, doc=self.__doc__)
 
     def with_options(self, name: str | None = None, **options: Any) -> RewardFunction:
         raise TypeError(f"{self.__name__} is a combination: set the options of its parts before combining them")
-
-    def __reduce__(self) -> tuple:
-        make = functools.partial(CombinedReward, low=self.low, high=self.high, name=self.__name__, doc=self.__doc__)
-        return make, (self.parts, self.combine)
 
     def values(self, batch: Batch) -> list:
         return self.combine(self.parts, batch)
@@ -228,8 +212,8 @@ class Cache:
     def __call__(self, parts: Sequence[RewardFunction], batch: Batch) -> list:
         keys = []
         for i, (text, prompt) in enumerate(zip(batch.texts, batch.prompts)):
-            row = (text, prompt, {name: values[i] for name, values in batch.columns.items()})
-            keys.append(hashlib.sha256(repr(row).encode("utf-8", "surrogatepass")).hexdigest())
+            row = repr((text, prompt, {name: values[i] for name, values in batch.columns.items()}))
+            keys.append(hashlib.sha256(row.encode("utf-8", "surrogatepass")).hexdigest())
         with self.lock:
             scores = {key: self.scores[key] for key in keys if key in self.scores}
         new = {key: i for i, key in enumerate(keys) if key not in scores}
@@ -239,6 +223,6 @@ class Cache:
             scores |= zip(new, parts[0].checked_values(part))
         with self.lock:
             self.scores |= {key: scores[key] for key in new if not isinstance(scores[key], Exception)}
-            for old in list(itertools.islice(self.scores, max(0, len(self.scores) - self.size))):
-                del self.scores[old]
+            while len(self.scores) > self.size:
+                del self.scores[next(iter(self.scores))]
         return [scores[key] for key in keys]

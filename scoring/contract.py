@@ -33,9 +33,8 @@ class MissingColumnError(ValueError):
 
 
 NEUTRAL = (RewardFailure, TimeoutError, ConnectionError)  # failures of the surroundings; all else is a bug
-NEUTRAL_NAMES = set(  # of HTTP clients and subprocess, for the same
-    "ConnectionError Timeout TimeoutException TimeoutExpired NetworkError URLError APIConnectionError".split()
-)
+NEUTRAL_NAMES = {"ConnectionError", "Timeout", "TimeoutException", "TimeoutExpired", "NetworkError", "URLError"}
+NEUTRAL_NAMES |= {"APIConnectionError"}  # of HTTP clients and subprocess, for the same
 NOT_COLUMNS = {"prompt", "prompts", "completion", "completions", *BY_TRL}
 
 
@@ -48,8 +47,7 @@ def is_failure(error: BaseException) -> bool:
 class RewardFunction:
     """A reward in TRL's signature, made by `@reward` from the score of one completion or of one group.
 
-    Completions with the same prompt in a call are a group. With several processes each scores its own part of the
-    batch: make the batch of a device divisible by the group's size.
+    Completions with the same prompt in a call are a group: make the batch of each device divisible by the group's size.
 
     Attributes:
         columns: names of the data-set columns it cannot do without.
@@ -65,18 +63,16 @@ class RewardFunction:
     def __init__(
         self,
         function: Callable,
-        low: float = 0.0,
-        high: float = 1.0,
-        *,
-        claims_correctness: bool | None = None,
-        example: dict[str, Any] | None = None,
-        options: dict[str, Any] | None = None,
-        name: str | None = None,
+        low: float,
+        high: float,
+        claims: bool | None,
+        example: dict | None = None,
+        name: str = "",
     ) -> None:
         if not low <= high:
             raise ValueError(f"the range [{low}, {high}] is empty")
         self.function, self.low, self.high, self.failures = function, float(low), float(high), 0
-        self.example, self.options = example or {}, options or {}
+        self.example, self.options = example or {}, {}
         self.__name__ = name or callable_name(function)
         self.__doc__, self.__wrapped__ = inspect.getdoc(function), function
         self.__module__ = getattr(function, "__module__", __name__)
@@ -84,8 +80,8 @@ class RewardFunction:
         needed = {n for n, p in parameters.items() if p.default is p.empty}
         self.columns = tuple(n for n in parameters if n in needed - NOT_COLUMNS)
         self.optional = {n: p.default for n, p in parameters.items() if n not in needed | NOT_COLUMNS}
-        self.claims_by_guess = claims_correctness is None
-        self.claims_correctness = "answer" in self.columns if claims_correctness is None else claims_correctness
+        self.claims_by_guess = claims is None
+        self.claims_correctness = "answer" in self.columns if claims is None else claims
         settings = [n for n in self.optional if parameters[n].kind is inspect.Parameter.KEYWORD_ONLY]
         self._names = tuple(n for n in self._names if n not in settings)  # the rest is filled from the data
         self._estimates = "completion_ids" in needed
@@ -117,15 +113,11 @@ class RewardFunction:
         """The first sentence of its docstring."""
         return re.split(r"(?<=[.?!])\s", " ".join((self.__doc__ or "").split()), maxsplit=1)[0]
 
-    def _arguments(self) -> dict[str, Any]:
-        """With its function, what it is made of: for variants and pickling."""
-        claims = None if self.claims_by_guess else self.claims_correctness
-        same = {"low": self.low, "high": self.high, "example": self.example, "options": self.options}
-        return same | {"claims_correctness": claims, "name": self.__name__}
-
-    def renamed(self, name: str) -> RewardFunction:
-        """The same reward under another metric name."""
-        return type(self)(self.function, **self._arguments() | {"name": name})
+    def renamed(self, name: str, **changed: Any) -> RewardFunction:
+        """The same reward under another metric name, and with other attributes; its failures are counted anew."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self) | {"__name__": name, "failures": 0} | changed)
+        return other
 
     def with_options(self, name: str | None = None, **options: Any) -> RewardFunction:
         """The same reward with other settings, under a name of its own, so that the two metrics stay apart.
@@ -133,25 +125,25 @@ class RewardFunction:
         >>> length_reward.with_options(shortest=10, longest=40).__name__
         'length_reward[shortest=10,longest=40]'
 
-        Raises:
-            TypeError: for an option that the reward does not have.
+        Raises TypeError for an option that the reward does not have.
         """
         for option in options.keys() - self.optional.keys():
             raise TypeError(f"{self.__name__} has no option {option!r}; it has: {', '.join(self.optional) or 'none'}")
         options = {**self.options, **options}
-        name = name or name_with(callable_name(self.function), options)
-        return type(self)(self.function, **self._arguments() | {"options": options, "name": name})
+        return self.renamed(name or name_with(callable_name(self.function), options), options=options)
 
-    def __reduce__(self) -> tuple:
-        return pickling.rebuild, (type(self), pickling.portable(self.function, self.__name__), self._arguments())
+    def __getstate__(self) -> dict[str, Any]:
+        own = vars(self).keys() & {"function", "__wrapped__"}  # a combination has none of its own
+        return vars(self) | {name: pickling.portable(self.function, self.__name__) for name in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update({name: pickling.found(value) for name, value in state.items()})
 
     def score(self, completion: str | Messages, prompt: Any = None, **columns: Any) -> float | None:
         """The score of one completion (for a group-wise reward, of a group of one).
 
-        Raises:
-            MissingColumnError: where a needed column is not given.
-            RewardError: where the function is broken.
-            RewardFailure, TimeoutError, ConnectionError: where it cannot say anything now.
+        Raises MissingColumnError for a column that is not given, RewardError for a function that is broken, and the
+        failure itself (RewardFailure, TimeoutError, ConnectionError) where it cannot say anything now.
         """
         if self.for_chats and isinstance(completion, str) and not isinstance(prompt, str):
             completion = [{"role": "assistant", "content": completion}]
@@ -199,8 +191,8 @@ class RewardFunction:
         async def gather() -> list:
             return await asyncio.gather(*(self.function(**arguments) for arguments in calls), return_exceptions=True)
 
-        run_together = inspect.iscoroutinefunction(self.function)
-        results = run_in_background(gather()) if run_together else map(self._attempt, calls)
+        is_async = inspect.iscoroutinefunction(self.function)
+        results = run_in_background(gather()) if is_async else map(self._attempt, calls)
         found: list = [None] * len(batch.texts)
         for rows, result in zip(rows_of_calls, results):
             if isinstance(result, BaseException):
@@ -255,8 +247,9 @@ class RewardFunction:
             return error
 
     def _broken(self, error: BaseException, text: str) -> RewardError:
-        why = f"{type(error).__name__}: {error}\non the completion {shortened(text)}"
-        return RewardError(f"{self.__name__} raised {why}")
+        return RewardError(
+            f"{self.__name__} raised {type(error).__name__}: {error}\non the completion {shortened(text)}"
+        )
 
     def _checked(self, value: Any, text: str) -> float | Exception | None:
         if type(value) is float and -math.inf < self.low <= value <= self.high < math.inf:  # as nearly all are
@@ -267,13 +260,12 @@ class RewardFunction:
             number = math.nan if isinstance(value, (str, bytes)) else float(value)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
-        slack = 1e-9 * max(1.0, abs(number)) if math.isfinite(number) else 0.0  # of rounding, not of meaning
-        if not math.isfinite(number) or not self.low - slack <= number <= self.high + slack:
-            raise RewardError(
-                f"{self.__name__} returned {shortened(value)}, which is not a finite number in "
-                f"[{self.low:g}, {self.high:g}], for the completion {shortened(text)}"
-            )
-        return min(self.high, max(self.low, number))
+        bound = min(self.high, max(self.low, number))
+        if math.isfinite(number) and abs(number - bound) <= 1e-9 * max(1.0, abs(number)):  # of rounding, not of meaning
+            return bound
+        wanted = f"a finite number in [{self.low:g}, {self.high:g}]"
+        text = f"for the completion {shortened(text)}"
+        raise RewardError(f"{self.__name__} returned {shortened(value)}, which is not {wanted}, {text}")
 
     def _neutral(self, values: list, batch: Batch) -> list[float | None]:
         """The scores with each failure replaced by the mean of its group: no push in any direction."""
@@ -311,7 +303,7 @@ def reward(
         claims_correctness: whether the best score says "the answer is right"; by default where `answer` is needed.
         example: a row for the audit, where yours lack its columns; the answer `right` deserves the best score.
     """
-    make = functools.partial(RewardFunction, low=low, high=high, claims_correctness=claims_correctness, example=example)
+    make = functools.partial(RewardFunction, low=low, high=high, claims=claims_correctness, example=example)
     return make if function is None else make(function)
 
 

@@ -44,7 +44,7 @@ class ByName:
 
 
 def portable(function: Callable, reward_name: str) -> Any:
-    """What to pickle in place of a function. A partial or an object that can be called is pickled as it is.
+    """What to pickle in place of a function; a partial or an object that can be called is pickled as it is.
 
     Raises pickle.PicklingError for a function that another process could not find.
     """
@@ -53,6 +53,6 @@ def portable(function: Callable, reward_name: str) -> Any:
     return ByName(function, reward_name) if inspect.isfunction(function) else function
 
 
-def rebuild(kind: type, function: Any, arguments: dict[str, Any]) -> Any:
-    """The reward that was pickled: the second half of `RewardFunction.__reduce__`."""
-    return kind(function.find() if isinstance(function, ByName) else function, **arguments)
+def found(function: Any) -> Callable:
+    """The function that was pickled by `portable`."""
+    return function.find() if isinstance(function, ByName) else function
