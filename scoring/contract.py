@@ -307,27 +307,7 @@ def reward(
     return make if function is None else make(function)
 
 
-REGISTRY: dict[str, RewardFunction] = {}  # the rewards of rewards.py, by name; `make test` audits each
-
-
-def register(function: RewardFunction) -> RewardFunction:
-    """Decorator: puts a reward into the registry, which tables and the audit are made from.
-
-    Raises ValueError where the name is taken.
-    """
-    if REGISTRY.get(function.__name__, function) is not function:
-        raise ValueError(f"there is a reward {function.__name__!r} already: choose another name")
-    REGISTRY[function.__name__] = function
-    return function
-
-
-def registry_table() -> str:
-    """The registry as a Markdown table: name, range, needed columns, purpose."""
-    lines = ["| reward | range | columns | purpose |", "|---|---|---|---|"]
-    for name, function in REGISTRY.items():
-        columns = ", ".join(f"`{column}`" for column in function.columns) or "–"
-        lines.append(f"| `{name}` | {function.low:g} to {function.high:g} | {columns} | {function.purpose} |")
-    return "\n".join(lines)
+REGISTRY: dict[str, RewardFunction] = {}  # the rewards of rewards.py by name; the tests audit each
 
 
 def callable_name(function: Any) -> str:

@@ -41,6 +41,10 @@ def test_docstrings_have_many_examples():
     assert sum(len(found.examples) for found in doctest.DocTestFinder().find(rewards)) >= 30
 
 
+def test_the_registry_has_every_reward_of_the_module():
+    assert list(REGISTRY) == [name for name in rewards.__all__ if name.endswith("_reward")]
+
+
 def test_every_reward_says_range_purpose_and_example_in_its_docstring():
     for name, function in REGISTRY.items():
         assert function.purpose.endswith((".", ":")) and len(function.purpose) < 130, name
