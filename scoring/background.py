@@ -32,8 +32,7 @@ def run_in_background(coroutine: Coroutine) -> Any:
         raise
 
 
-def _after_fork() -> None:
-    """A forked child does not have its parent's thread, and must not inherit a held lock."""
+def _after_fork() -> None:  # a child does not have its parent's thread, and must not inherit a held lock
     global _LOCK
     _LOCK = threading.Lock()
     _LOOP.clear()

@@ -37,8 +37,7 @@ def question_text(prompt: str | Messages) -> str:
     """The prompt itself, or its last user message."""
     if isinstance(prompt, str):
         return prompt
-    asked = (message.get("content") for message in reversed(prompt) if message.get("role") == "user")
-    return message_text(next(asked, ""))
+    return message_text(next((m.get("content") for m in reversed(prompt) if m.get("role") == "user"), ""))
 
 
 def assistant_prefix(prompt: str | Messages) -> str:

@@ -137,7 +137,8 @@ class RewardFunction:
         return vars(self) | {name: pickling.portable(self.function, self.__name__) for name in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update({name: pickling.found(value) for name, value in state.items()})
+        own = state.keys() & {"function", "__wrapped__"}
+        vars(self).update(state | {name: pickling.found(state[name]) for name in own})
 
     def score(self, completion: str | Messages, prompt: Any = None, **columns: Any) -> float | None:
         """The score of one completion (for a group-wise reward, of a group of one).

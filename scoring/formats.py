@@ -21,9 +21,9 @@ def is_visible(text: str) -> bool:
 
 
 class Format:
-    """How a completion marks its reasoning and its final answer. A subclass also defines:
+    """How a completion marks its reasoning and its final answer. A subclass defines:
 
-    write(reasoning, answer): a completion in this format, for few-shot examples and tests.
+    write(reasoning, answer): a completion in this format.
     split(completion): (reasoning, answer) of a strictly formatted completion, None for anything else.
     reasoning(completion): the reasoning, or None where there is none, several, or it is never closed.
     find_answer(completion): (text before it, the one answer outside the reasoning, text after it), or None.
@@ -53,12 +53,11 @@ class TagFormat(Format):
 
     @property
     def system_prompt(self) -> str:
-        thoughts, final = (" and ".join(pair) for pair in (self.marks[:2], self.marks[2:]))
+        thoughts, final = " and ".join(self.marks[:2]), " and ".join(self.marks[2:])
         return f"Think step by step between {thoughts}, then give only the final answer between {final}."
 
     def write(self, reasoning: str, answer: str) -> str:
-        open_reasoning, close_reasoning, open_answer, close_answer = self.marks
-        return f"{open_reasoning}\n{reasoning}\n{close_reasoning}\n{open_answer}\n{answer}\n{close_answer}"
+        return "{}\n{reasoning}\n{}\n{}\n{answer}\n{}".format(*self.marks, reasoning=reasoning, answer=answer)
 
     def split(self, completion: str) -> tuple[str, str] | None:
         # Counting instead of one regular expression: lazy groups in a row are quadratic on repeated tags.
@@ -77,8 +76,7 @@ class TagFormat(Format):
         opening, closing = self.marks[:2]
         if completion.count(opening) != 1 or completion.count(closing) != 1:
             return None
-        _, _, rest = completion.partition(opening)
-        reasoning, found, _ = rest.partition(closing)
+        reasoning, found, _ = completion.partition(opening)[2].partition(closing)
         return reasoning.strip() if found else None
 
     def find_answer(self, completion: str) -> tuple[str, str, str] | None:

@@ -108,8 +108,8 @@ def bracket_depths(text: str, opening: str, closing: str) -> list[int]:
 class MathWorker:
     """math-verify in a process of its own (math_worker.py), so that a time limit holds in any thread.
 
-    math-verify's own limits are signals, which work only in the main thread and do not interrupt a long
-    multiplication. Here the signal stops the other process. Where that does not help, it is killed.
+    math-verify's own limits are signals, which work only in the main thread and do not interrupt a long multiplication.
+    Here the signal stops the other process. Where that does not help, it is killed.
     """
 
     START_LIMIT = 60.0  # seconds to import sympy on a busy machine
@@ -123,15 +123,13 @@ class MathWorker:
         with self.lock:
             if self.process is None or self.process.poll() is not None:
                 self._start()
-            try:
-                self.process.stdin.write(json.dumps([gold, given, time_limit]) + "\n")
-                self.process.stdin.flush()
+            with contextlib.suppress(queue.Empty, OSError):
+                print(json.dumps([gold, given, time_limit]), file=self.process.stdin, flush=True)
                 reply = self.replies.get(timeout=3 * time_limit + 1.0)  # it stops itself, unless it is deep in C
-            except (queue.Empty, OSError):
-                reply = ""
-            if not reply:
-                self.stop()
-            return json.loads(reply) if reply else None  # null where it stopped itself
+                if reply:
+                    return json.loads(reply)  # null where it stopped itself
+            self.stop()
+            return None
 
     def _start(self) -> None:
         self.stop()
