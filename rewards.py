@@ -16,8 +16,8 @@ The contract (`scoring/README.md` says more):
   A function with a parameter `completions` gets a whole group and returns a list.
 - Scores lie in [0, 1] unless the decorator declares another range. NaN, inf and what is no number raise an error.
 - `None` means that the prompt or the gold answer cannot be scored, never that the completion is bad.
-- A reward that could not be computed (`RewardFailure`, a timeout, a lost connection) is counted, logged and neutral:
-  the completion gets the mean of its group. Any other exception is a bug and stops the run.
+- A failure (`RewardFailure`, a timeout, a lost connection) is counted, logged and neutral: the completion gets the mean
+  of its group. Any other exception is a bug and stops the run.
 
 `python rewards.py` prints the table of all rewards. Nothing here imports torch or notebook code. math-verify, sacrebleu,
 rouge-score, jsonschema and openai are imported by the rewards that need them, at the first call.
@@ -92,8 +92,8 @@ def soft_format_reward(completion: str) -> float:
 def correctness_reward(completion: str, answer: Any) -> float | None:
     """Whether the final answer is the gold answer, numbers compared exactly and texts as texts.
 
-    Returns 0 or 1; None for a missing gold. What stands in the reasoning does not count, and neither
-    do two answers, a hedge, or an answer that is taken back after it.
+    Returns 0 or 1; None for a missing gold. What stands in the reasoning does not count, and neither do two answers, a
+    hedge, or an answer that is taken back after it.
 
     >>> correctness_reward.score("<think>3 * 400</think><answer>$1,200</answer>", answer="1200")
     1.0
@@ -124,7 +124,7 @@ def math_reward(completion: str, answer: Any, *, time_limit: float = 1.0) -> flo
         return None
     given = extract_answer(completion)
     if given is None or given == gold:
-        return 0.0 if given is None else 1.0
+        return float(given is not None)
     wanted, found = read_number(gold), read_number(given)
     if wanted and found:
         return 1.0 if same_number(found, wanted) else 0.0
@@ -134,11 +134,8 @@ def math_reward(completion: str, answer: Any, *, time_limit: float = 1.0) -> flo
     given, gold = mathematics.unwrap_formula(given), mathematics.unwrap_formula(gold)
     if "".join(given.split()) == "".join(gold.split()):
         return 1.0
-    return (
-        1.0
-        if mathematics.is_expression(given, gold) and mathematics.symbolically_equal(gold, given, time_limit)
-        else 0.0
-    )
+    equal = mathematics.is_expression(given, gold) and mathematics.symbolically_equal(gold, given, time_limit)
+    return 1.0 if equal else 0.0
 
 
 @reward
@@ -174,7 +171,7 @@ def multiple_choice_reward(completion: str, answer: Any, choices: Any = None) ->
     >>> multiple_choice_reward.score("<answer>A or B</answer>", answer="B", choices=["Lima", "Paris"])
     0.0
     """
-    texts = [answers.plain_text(str(choice)) for choice in (choices if choices is not None else ())]
+    texts = [answers.plain_text(str(choice)) for choice in (() if choices is None else choices)]
     wanted = structured.choice_index(answer, texts)
     if wanted is None:
         return None
@@ -208,9 +205,6 @@ def rouge_reward(completion: str, answer: Any, *, kind: str = "rougeL") -> float
     return None if pair is None else rouge_f_measure(*pair, kind)
 
 
-PARSED = 0.2  # what JSON that parses is worth before any of the schema is held
-
-
 @reward(claims_correctness=True, example={"schema": structured.PERSON, "right": '{"name": "Ann", "age": 31}'})
 def json_reward(completion: str, schema: Any) -> float | None:
     """Whether the final text is JSON, and how much of a JSON Schema it holds.
@@ -229,7 +223,7 @@ def json_reward(completion: str, schema: Any) -> float | None:
     fenced = structured.JSON_FENCE.fullmatch(text)
     try:
         value = structured.strict_json(fenced[1] if fenced else text)
-        return round(PARSED + (1 - PARSED) * structured.schema_share(validator, value), 9)
+        return round(0.2 + 0.8 * structured.schema_share(validator, value), 9)
     except (ValueError, ArithmeticError, RecursionError):
         return 0.0
 
@@ -344,9 +338,7 @@ def length_reward(
     (0.5, 0.5)
     """
     n = count_tokens(completion, completion_ids)
-    if n < shortest:
-        return n / shortest
-    return 1.0 if n <= longest else max(0.0, 2 - n / longest)
+    return n / shortest if n < shortest else min(1.0, max(0.0, 2 - n / longest))
 
 
 @reward
@@ -478,8 +470,8 @@ def debug_reward(
 ) -> list[float]:
     """Always 0: prints a completion of the group now and then, and logs what extraction finds in each.
 
-    Returns 0 for every completion, so that it changes nothing at any weight. It prints at every
-    `every`-th step, and adds the columns `extracted_answer` and `strict_format` to the run's table.
+    Returns 0 for every completion, so that it changes nothing at any weight. It prints at every `every`-th step, and
+    adds the columns `extracted_answer` and `strict_format` to the run's table.
     """
     found, step = [extract_answer(text) for text in completions], getattr(trainer_state, "global_step", 0)
     log_extra("extracted_answer", found)

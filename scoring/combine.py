@@ -11,9 +11,8 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from scoring.background import run_in_background
 from scoring.batch import Batch, as_completion
-from scoring.contract import RewardError, RewardFunction, callable_name, is_failure, name_with
+from scoring.contract import RewardError, RewardFunction, callable_name, is_failure, name_with, run_in_background
 
 
 class AdoptedFunction(RewardFunction):
@@ -74,13 +73,9 @@ def adopt(
 ) -> RewardFunction:
     """A function in TRL's signature under the checks of `@reward`. A partial gets its settings into its name.
 
-    Args:
-        function: `f(prompts, completions, **columns) -> list[float | None]`, sync or async.
-        low, high: its range, where you know it.
-        prefill: put back what the prompt had already begun. Leave it off for functions that do so themselves.
-
-    Raises:
-        TypeError: for a function that is not in TRL's signature.
+    `function(prompts, completions, **columns) -> list[float | None]` may be async. `low` and `high` are its range, where
+    you know it. `prefill=True` puts back what the prompt had begun; leave it off for functions that do so themselves.
+    Raises TypeError for a function that is not in TRL's signature.
 
     >>> adopt(lambda completions, **kwargs: [float("12" in c[0]["content"]) for c in completions], name="has_12").score("12!")
     1.0
@@ -116,10 +111,11 @@ class CombinedReward(RewardFunction):
 
     function = __wrapped__ = property(lambda self: self.parts[0].function)  # whose source stands for it
 
-    def __init__(self, parts: Sequence, combine: Callable, *, low: float, high: float, name: str, doc: str) -> None:
+    def __init__(self, combine: Callable, *parts: RewardFunction, name: str = "", doc: str = "") -> None:
         first = parts[0]
-        self.parts, self.combine, self.low, self.high, self.failures = list(parts), combine, low, high, 0
-        self.__name__, self.__doc__, self.__module__, self.example = name, doc, first.__module__, first.example
+        self.parts, self.combine, self.low, self.high, self.failures = parts, combine, first.low, first.high, 0
+        self.__name__, self.__doc__ = name or first.__name__, doc or first.__doc__
+        self.__module__, self.example = first.__module__, first.example
         self.claims_correctness, self.claims_by_guess = first.claims_correctness, first.claims_by_guess
         self.groupwise = any(part.groupwise for part in parts)
         self.for_chats = any(part.for_chats for part in parts)
@@ -143,7 +139,7 @@ def gate(function: RewardFunction, by: RewardFunction, at_least: float = 1.0) ->
     function, by = adopt(function), adopt(by)
     name, doc = f"{function.__name__}_if_{by.__name__}", f"{function.purpose} Only where {by.__name__} >= {at_least:g}."
     combine = functools.partial(_gated, at_least=at_least, lowest=0.0 if math.isinf(function.low) else function.low)
-    return CombinedReward([function, by], combine, low=function.low, high=function.high, name=name, doc=doc)
+    return CombinedReward(combine, function, by, name=name, doc=doc)
 
 
 def _gated(parts: Sequence[RewardFunction], batch: Batch, at_least: float, lowest: float) -> list:
@@ -168,8 +164,8 @@ def rescale(function: RewardFunction, low: float = 0.0, high: float = 1.0) -> Re
         raise ValueError(f"{function.__name__} has no finite range to rescale: give it one, adopt(f, low=…, high=…)")
     if not low < high:
         raise ValueError(f"cannot rescale to [{low}, {high}]: the lower bound comes first")
-    combine = functools.partial(_rescaled, low=low, high=high)
-    return CombinedReward([function], combine, low=low, high=high, name=function.__name__, doc=function.__doc__ or "")
+    combined = CombinedReward(functools.partial(_rescaled, low=low, high=high), function)
+    return combined.renamed(function.__name__, low=low, high=high)
 
 
 def _rescaled(parts: Sequence[RewardFunction], batch: Batch, low: float, high: float) -> list:
@@ -179,11 +175,7 @@ def _rescaled(parts: Sequence[RewardFunction], batch: Batch, low: float, high: f
 
 
 def rename(function: RewardFunction, name: str) -> RewardFunction:
-    """The same reward under another metric name.
-
-    >>> rename(format_reward, "style").__name__
-    'style'
-    """
+    """The same reward under another metric name."""
     return adopt(function).renamed(name)
 
 
@@ -196,8 +188,7 @@ def cached(function: RewardFunction, size: int = 10_000) -> RewardFunction:
     function = adopt(function)
     if function.groupwise:
         raise TypeError(f"{function.__name__} scores whole groups: its scores cannot be kept by completion")
-    name, doc = function.__name__, function.__doc__ or ""
-    return CombinedReward([function], Cache(size), low=function.low, high=function.high, name=name, doc=doc)
+    return CombinedReward(Cache(size), function)
 
 
 class Cache:

@@ -6,15 +6,18 @@ import asyncio
 import difflib
 import functools
 import hashlib
+import importlib.util
 import inspect
 import logging
 import math
+import os
+import pickle
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 
-from scoring import pickling
-from scoring.background import run_in_background
 from scoring.batch import BY_TRL, Batch, Messages, count_tokens
 
 logger = logging.getLogger("rewards")
@@ -52,9 +55,7 @@ class RewardFunction:
     Attributes:
         columns: names of the data-set columns it cannot do without.
         optional: further columns and settings that it uses, with their defaults; `with_options` fixes them.
-        low, high: the range of its scores.
-        claims_correctness: whether the best score is meant to say "this is right" (the audit then insists).
-        example: columns and, as `right`, an answer that deserves the best score, for the audit.
+        low, high, claims_correctness, example: as given to `reward`.
         failures: how many completions it could not score so far.
     """
 
@@ -134,11 +135,11 @@ class RewardFunction:
 
     def __getstate__(self) -> dict[str, Any]:
         own = vars(self).keys() & {"function", "__wrapped__"}  # a combination has none of its own
-        return vars(self) | {name: pickling.portable(self.function, self.__name__) for name in own}
+        return vars(self) | {name: portable(self.function, self.__name__) for name in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         own = state.keys() & {"function", "__wrapped__"}
-        vars(self).update(state | {name: pickling.found(state[name]) for name in own})
+        vars(self).update(state | {name: found_again(state[name]) for name in own})
 
     def score(self, completion: str | Messages, prompt: Any = None, **columns: Any) -> float | None:
         """The score of one completion (for a group-wise reward, of a group of one).
@@ -178,10 +179,8 @@ class RewardFunction:
         if missing := [name for name in self.columns if name not in available]:
             there, names = sorted(available - NOT_COLUMNS), ", ".join(map(repr, missing))
             near = "".join(f" Did you mean {name!r}?" for name in difflib.get_close_matches(missing[0], there, 1))
-            raise MissingColumnError(
-                f"{self.__name__} needs the data-set column {names}; there are: {', '.join(there) or 'none'}.{near} "
-                "Rename the column in 01_prepare_data, or give the parameter a default."
-            )
+            told = f"{self.__name__} needs the data-set column {names}; there are: {', '.join(there) or 'none'}.{near}"
+            raise MissingColumnError(f"{told} Rename the column in 01_prepare_data, or give the parameter a default.")
 
     def values(self, batch: Batch) -> list:
         """What the function says of each completion, unchecked; a failure stands for itself."""
@@ -205,10 +204,8 @@ class RewardFunction:
             else:
                 result = result.tolist() if hasattr(result, "tolist") else result  # numpy's and torch's too
                 if not isinstance(result, Sequence) or isinstance(result, str) or len(result) != len(rows):
-                    raise RewardError(
-                        f"{self.__name__} must return one score for each of the {len(rows)} completions of a group, "
-                        f"not {shortened(result)}"
-                    )
+                    wanted = f"one score for each of the {len(rows)} completions of a group"
+                    raise RewardError(f"{self.__name__} must return {wanted}, not {shortened(result)}")
             for i, value in zip(rows, result):
                 found[i] = value
         for column, values in extra.items() if "log_extra" in batch.from_trl else ():
@@ -248,9 +245,8 @@ class RewardFunction:
             return error
 
     def _broken(self, error: BaseException, text: str) -> RewardError:
-        return RewardError(
-            f"{self.__name__} raised {type(error).__name__}: {error}\non the completion {shortened(text)}"
-        )
+        why = f"raised {type(error).__name__}: {error}\non the completion {shortened(text)}"
+        return RewardError(f"{self.__name__} {why}")
 
     def _checked(self, value: Any, text: str) -> float | Exception | None:
         if type(value) is float and -math.inf < self.low <= value <= self.high < math.inf:  # as nearly all are
@@ -278,10 +274,9 @@ class RewardFunction:
                 values[i] = mean if isinstance(values[i], Exception) else values[i]
         self.failures += len(errors)
         batch.from_trl.get("log_metric", lambda *_: None)(f"{self.__name__}/failed", len(errors))
-        logger.warning(
-            f"{self.__name__} could not score {len(errors)} of {len(values)} completions, which get the mean of "
-            f"their group; the first: {type(errors[0]).__name__}: {shortened(str(errors[0]))}"
-        )
+        told = f"{len(errors)} of {len(values)} completions, which get the mean of their group; the first"
+        first = f"{type(errors[0]).__name__}: {shortened(str(errors[0]))}"
+        logger.warning(f"{self.__name__} could not score {told}: {first}")
         return values
 
 
@@ -329,3 +324,64 @@ def shortened(value: Any, longest: int = 300) -> str:
     """A value's repr, cut; characters that cannot be printed are escaped."""
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     return text if len(text) <= longest else f"{text[:longest]}… ({len(text)} characters)"
+
+
+# one event loop in a thread of its own, for async rewards: the loops of Jupyter and TRL are busy
+_LOOP: list[asyncio.AbstractEventLoop] = []
+_LOCK = threading.Lock()
+
+
+def run_in_background(coroutine: Coroutine) -> Any:
+    """The result of a coroutine. Raises RuntimeError inside the loop, where an async reward would wait for itself."""
+    with _LOCK:
+        if not _LOOP:
+            _LOOP.append(asyncio.new_event_loop())
+            threading.Thread(target=_LOOP[0].run_forever, name="rewards", daemon=True).start()
+    if threading.current_thread().name == "rewards":
+        coroutine.close()
+        raise RuntimeError("an async reward cannot call another one: await its `function` instead")
+    future = asyncio.run_coroutine_threadsafe(coroutine, _LOOP[0])
+    try:
+        return future.result()
+    except BaseException:  # Ctrl-C: the rest of the batch is not wanted any more
+        future.cancel()
+        raise
+
+
+def _after_fork() -> None:  # a child does not have its parent's thread, and must not inherit a held lock
+    global _LOCK
+    _LOCK = threading.Lock()
+    _LOOP.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def portable(function: Callable, reward_name: str) -> Any:
+    """What is pickled for a function: its module, file and name. A partial or a callable object is pickled as it is."""
+    if not inspect.isfunction(function):
+        return function
+    there = function.__module__, function.__code__.co_filename, function.__qualname__
+    module, _, name = there
+    in_notebook = module == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
+    if in_notebook or "<" in name or module in sys.modules and found_again(there).__code__ != function.__code__:
+        why = "its function is a lambda, is inside another function or a notebook, or is not what its file now has"
+        way = "Write it at the top level of a file, such as the my_rewards.py of notebook 02."
+        raise pickle.PicklingError(f"{reward_name} cannot be pickled: {why}. {way}")
+    return there
+
+
+def found_again(function: Any) -> Callable:
+    """The function that `portable` named; where the name stands for a reward, the function in that."""
+    if not isinstance(function, tuple):
+        return function
+    name, file, path = function
+    try:
+        module = sys.modules.get(name) or importlib.import_module(name)
+    except ModuleNotFoundError:  # notebook 03 reads my_rewards.py from a folder that is not on the path
+        spec = importlib.util.spec_from_file_location(name, file)
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    value = functools.reduce(getattr, path.split("."), module)
+    return getattr(value, "function", value)

@@ -167,14 +167,13 @@ class BoxedFormat(MarkedFormat):
     def find(self, completion: str) -> tuple[int, str, str] | None:
         if completion.count("\\boxed{") != 1:
             return None
-        start = completion.index("\\boxed{")
-        depth, first = 0, start + len("\\boxed")
-        for match in re.finditer(r"[{}]", completion[first:]):
-            depth += 1 if match[0] == "{" else -1
+        before, _, inside = completion.partition("\\boxed{")
+        depth = 1
+        for brace in re.finditer(r"[{}]", inside):
+            depth += 1 if brace[0] == "{" else -1
             if depth == 0:
-                end = first + match.end()
-                rest = re.sub(r"^\s*\\[)\]]", "", completion[end:])  # closes an inline or display formula
-                return start, completion[first + 1 : end - 1].strip(), rest
+                rest = re.sub(r"^\s*\\[)\]]", "", inside[brace.end() :])  # closes an inline or display formula
+                return len(before), inside[: brace.start()].strip(), rest
         return None
 
 

@@ -39,7 +39,7 @@ DEEPEST = 12  # brackets within brackets; sympy's time grows fast with them
 
 @functools.lru_cache(maxsize=10_000)
 def symbolically_equal(gold: str, given: str, time_limit: float = 1.0) -> bool:
-    """math-verify's verdict with exact arithmetic; False where it takes more than `time_limit` seconds of work.
+    """math-verify's exact verdict; False where it takes more than `time_limit` seconds of work.
 
     Running out of time is not neutral here: a policy could make it happen at will.
     """
@@ -64,8 +64,7 @@ def is_expression(given: str, gold: str) -> bool:
         return False
     if max(bracket_depths(given, "([{", ")]}"), default=0) > DEEPEST:
         return False
-    words = set(re.findall(r"[^\W\d_]{2,}", given))
-    if any(word not in MATH_WORDS and word not in gold for word in words):
+    if any(word not in MATH_WORDS and word not in gold for word in set(re.findall(r"[^\W\d_]{2,}", given))):
         return False
     if numeric and (not STRUCTURE.search(given) or UNDONE.fullmatch(OPERATORS.sub("*", given))):
         return False  # the work is left to the reader, or it is a number with something glued to it

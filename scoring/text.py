@@ -38,8 +38,8 @@ def count_steps(reasoning: str, most: int) -> int:
         words = first_words(line[mark.end() if mark else 0 :])
         if len(set(words)) >= 3:
             found.add(tuple(words))
-            if len(found) == most:
-                break
+        if len(found) == most:
+            break
     return len(found)
 
 
