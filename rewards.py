@@ -23,8 +23,6 @@ The contract (`scoring/README.md` says more):
 rouge-score, jsonschema and openai are imported by the rewards that need them, at the first call.
 """
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import itertools

@@ -1,7 +1,5 @@
 """What the final answer is, and whether two answers are the same."""
 
-from __future__ import annotations
-
 import math
 import re
 import unicodedata
@@ -47,6 +45,7 @@ RETRACTION = re.compile(
     re.IGNORECASE,
 )
 ANSWER_IN_TEXT = re.compile(r"\banswer\s?(?:is|:|=)\s{0,3}[*$]{0,3}(-?\d[\d,]*(?:\.\d+)?)", re.IGNORECASE)
+SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹]+")  # compatibility forms would make 122 of 12²
 LONGEST_TAIL = 2_000  # characters around an answer that are searched; an answer before a longer text is none
 
 
@@ -105,9 +104,6 @@ def same_answer(given: str, gold: str) -> bool:
 def same_text(given: str, gold: str) -> bool:
     # no dressing is longer than that; and normalising hostile text takes quadratic time
     return len(given) <= 4 * len(gold) + 100 and plain_text(given) == plain_text(gold) != ""
-
-
-SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹]+")  # compatibility forms would make 122 of 12²
 
 
 def with_plain_powers(text: str) -> str:

@@ -4,8 +4,6 @@ The verdict on a reward that claims correctness, and on a weighted set that has 
 completion scores as high as a plainly right one.** Every reward must also keep the contract (contract_checks.py).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

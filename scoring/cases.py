@@ -4,8 +4,6 @@ The tests run them, and more (tests/scoring/test_cases.py). A case finds its rew
 filled when `rewards` is imported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any

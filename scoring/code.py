@@ -1,7 +1,5 @@
 """Code in a completion: finding it, parsing it, and the sandbox that runs it."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import os

@@ -1,7 +1,5 @@
 """Rewards made of other functions: adopted from TRL's signature, made ready for it, gated, rescaled, renamed, cached."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import inspect
@@ -103,9 +101,6 @@ def prepare_rewards(functions: Iterable[Callable], columns: Iterable[str] | None
     return list(found.values())
 
 
-NO_SCORE = (type(None), Exception)  # what a part may give in place of a score
-
-
 class CombinedReward(RewardFunction):
     """A reward computed from others: `combine` makes the scores of a batch from the parts' scores of it."""
 
@@ -144,7 +139,7 @@ def gate(function: RewardFunction, by: RewardFunction, at_least: float = 1.0) ->
 
 def _gated(parts: Sequence[RewardFunction], batch: Batch, at_least: float, lowest: float) -> list:
     scores, keys = (part.checked_values(batch) for part in parts)
-    return [k if isinstance(k, NO_SCORE) else s if k >= at_least else lowest for s, k in zip(scores, keys)]
+    return [k if not isinstance(k, float) else s if k >= at_least else lowest for s, k in zip(scores, keys)]
 
 
 def rescale(function: RewardFunction, low: float = 0.0, high: float = 1.0) -> RewardFunction:
@@ -152,11 +147,8 @@ def rescale(function: RewardFunction, low: float = 0.0, high: float = 1.0) -> Re
 
     Raises ValueError where the function declares no finite range.
 
-    >>> @reward(low=-1, high=1)
-    ... def signed(completion: str) -> float:
-    ...     return -1.0 if "sorry" in completion else 1.0
-    >>> rescale(signed).score("so sorry"), rescale(signed).score("fine")
-    (0.0, 1.0)
+    >>> rescale(format_reward, low=-1).score("12"), rescale(format_reward, low=-1).score(FORMAT.write("3 * 4", "12"))
+    (-1.0, 1.0)
     """
     function = adopt(function)
     width = function.high - function.low
@@ -165,13 +157,13 @@ def rescale(function: RewardFunction, low: float = 0.0, high: float = 1.0) -> Re
     if not low < high:
         raise ValueError(f"cannot rescale to [{low}, {high}]: the lower bound comes first")
     combined = CombinedReward(functools.partial(_rescaled, low=low, high=high), function)
-    return combined.renamed(function.__name__, low=low, high=high)
+    return combined.renamed(function.__name__, low=float(low), high=float(high))
 
 
 def _rescaled(parts: Sequence[RewardFunction], batch: Batch, low: float, high: float) -> list:
     (function,), width = parts, parts[0].high - parts[0].low
     scores = function.checked_values(batch)
-    return [s if isinstance(s, NO_SCORE) else low + (s - function.low) / width * (high - low) for s in scores]
+    return [low + (s - function.low) / width * (high - low) if isinstance(s, float) else s for s in scores]
 
 
 def rename(function: RewardFunction, name: str) -> RewardFunction:

@@ -38,6 +38,7 @@ class MissingColumnError(ValueError):
 NEUTRAL = (RewardFailure, TimeoutError, ConnectionError)  # failures of the surroundings; all else is a bug
 NEUTRAL_NAMES = {"ConnectionError", "Timeout", "TimeoutException", "TimeoutExpired", "NetworkError", "URLError"}
 NEUTRAL_NAMES |= {"APIConnectionError"}  # of HTTP clients and subprocess, for the same
+REGISTRY: dict[str, RewardFunction] = {}  # the rewards of rewards.py by name; the tests audit each
 NOT_COLUMNS = {"prompt", "prompts", "completion", "completions", *BY_TRL}
 
 
@@ -51,12 +52,8 @@ class RewardFunction:
     """A reward in TRL's signature, made by `@reward` from the score of one completion or of one group.
 
     Completions with the same prompt in a call are a group: make the batch of each device divisible by the group's size.
-
-    Attributes:
-        columns: names of the data-set columns it cannot do without.
-        optional: further columns and settings that it uses, with their defaults; `with_options` fixes them.
-        low, high, claims_correctness, example: as given to `reward`.
-        failures: how many completions it could not score so far.
+    `columns` are the data-set columns it cannot do without, `optional` further columns and settings with their defaults,
+    and `failures` counts the completions that it could not score.
     """
 
     for_chats = False  # whether `score` turns a text into a chat message, as training on chats does
@@ -301,9 +298,6 @@ def reward(
     """
     make = functools.partial(RewardFunction, low=low, high=high, claims=claims_correctness, example=example)
     return make if function is None else make(function)
-
-
-REGISTRY: dict[str, RewardFunction] = {}  # the rewards of rewards.py by name; the tests audit each
 
 
 def callable_name(function: Any) -> str:

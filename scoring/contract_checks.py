@@ -1,7 +1,5 @@
 """What every reward must hold, whatever it rewards: tried on your rows, with calls as TRL makes them."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,13 +1,12 @@
 """How a completion marks its reasoning and its final answer. `FORMAT`, on the last lines, is the format in use."""
 
-from __future__ import annotations
-
 import functools
 import re
 import unicodedata
 from dataclasses import dataclass
 
 FILLERS = "\u115f\u1160\u3164\uffa0\u2800"  # letters and symbols that are drawn as nothing
+CLOSERS = " \t\r\n.$"  # what may close a sentence or a formula after a boxed answer
 
 
 def has_words(text: str) -> bool:
@@ -123,10 +122,10 @@ class TagFormat(Format):
 
 
 class MarkedFormat(Format):
-    """Free reasoning, then one marked answer at the end. Base of `BoxedFormat` and `HashFormat`."""
+    """Free reasoning, then one marked answer at the end. Base of `BoxedFormat` and `HashFormat`, which define:
 
-    def find(self, completion: str) -> tuple[int, str, str] | None:
-        """(where the marker begins, the answer, the text after it) of the only marker, or None."""
+    find(completion): (where the marker begins, the answer, the text after it) of the only marker, or None.
+    """
 
     def split(self, completion: str) -> tuple[str, str] | None:
         found = self.find(completion)
@@ -149,9 +148,6 @@ class MarkedFormat(Format):
         if not found:
             return [False] * 4
         return [True, has_words(completion[: found[0]]), is_visible(found[1]), not found[2].strip(CLOSERS)]
-
-
-CLOSERS = " \t\r\n.$"  # what may close a sentence or a formula after a boxed answer
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """A language model behind an OpenAI-compatible endpoint as judge."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Mathematical equality of two answers: math-verify, in a process of its own with a time limit."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

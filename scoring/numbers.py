@@ -1,7 +1,5 @@
 """Numbers as people and models write them: signs, thousands, fractions, currencies, units."""
 
-from __future__ import annotations
-
 import functools
 import re
 import unicodedata

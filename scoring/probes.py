@@ -1,7 +1,5 @@
 """The completions that the audit tries: right, badly formatted, wrong, silent and cheating ones, made from your rows."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

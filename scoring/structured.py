@@ -1,7 +1,5 @@
 """Answers with a structure: multiple choice, countdown sums, schedules, JSON against a JSON Schema."""
 
-from __future__ import annotations
-
 import ast
 import bisect
 import functools

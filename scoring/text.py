@@ -1,7 +1,5 @@
 """Words, n-grams, steps of reasoning, and likeness to a reference text."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re
