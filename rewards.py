@@ -16,14 +16,12 @@ The contract (`scoring/README.md` says more):
   A function with a parameter `completions` gets a whole group and returns a list.
 - Scores lie in [0, 1] unless the decorator declares another range. NaN, inf and what is no number raise an error.
 - `None` means that the prompt or the gold answer cannot be scored, never that the completion is bad.
-- A reward that could not be computed (`RewardFailure`, a timeout, a lost connection) is counted, logged and neutral:
-  the completion gets the mean of its group. Any other exception is a bug and stops the run.
+- A failure (`RewardFailure`, a timeout, a lost connection) is counted, logged and neutral: the completion gets the mean
+  of its group. Any other exception is a bug and stops the run.
 
 `python rewards.py` prints the table of all rewards. Nothing here imports torch or notebook code. math-verify, sacrebleu,
 rouge-score, jsonschema and openai are imported by the rewards that need them, at the first call.
 """
-
-from __future__ import annotations
 
 import ast
 import asyncio
@@ -35,45 +33,16 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from scoring import formats, structured
-from scoring.answers import (
-    extract_answer,
-    extract_gsm8k_answer,
-    extract_reasoning,
-    final_text,
-    gold_text,
-    plain_text,
-    same_answer,
-    same_text,
-    split_completion,
-)
-from scoring.batch import Batch, assistant_prefix, completion_text, count_tokens, message_text, question_text
-from scoring.code import (
-    DOUBLE,
-    LONGEST_CODE,
-    default_sandbox,
-    extract_code,
-    function_prompt,
-    parse_python,
-    returns_a_value,
-)
-from scoring.combine import AdoptedFunction, CombinedReward, adopt, cached, gate, prepare_rewards, rename, rescale
-from scoring.contract import (
-    REGISTRY,
-    MissingColumnError,
-    RewardError,
-    RewardFailure,
-    RewardFunction,
-    is_failure,
-    register,
-    registry_table,
-    reward,
-)
-from scoring.formats import FORMAT, SYSTEM_PROMPT, BoxedFormat, Format, HashFormat, MarkedFormat, TagFormat
+from scoring import answers, formats, mathematics, structured
+from scoring import code as code_search
+from scoring.answers import extract_answer, extract_gsm8k_answer, extract_reasoning, final_text, gold_text, same_answer
+from scoring.batch import Batch, assistant_prefix, completion_text, count_tokens, question_text
+from scoring.code import DOUBLE, extract_code, function_prompt
+from scoring.combine import adopt, cached, gate, prepare_rewards, rename, rescale
+from scoring.contract import REGISTRY, MissingColumnError, RewardError, RewardFailure, RewardFunction, reward
+from scoring.formats import FORMAT, SYSTEM_PROMPT, BoxedFormat, Format, HashFormat, TagFormat
 from scoring.judge import DEFAULT_JUDGE, Judge
-from scoring.mathematics import LONGEST_EXPRESSION, is_expression, is_mathematics, symbolically_equal, unwrap_formula
 from scoring.numbers import extract_number, read_number, same_number, units_differ
-from scoring.structured import arithmetic, best_schedule, choice_index, chosen_index
 from scoring.text import bleu_scorer, count_steps, ngrams, reference_and_text, rouge_f_measure
 
 __all__ = ["format_reward", "soft_format_reward", "correctness_reward", "math_reward", "numeric_closeness_reward"]
@@ -82,14 +51,12 @@ __all__ += ["schedule_reward", "code_reward", "syntax_reward", "length_reward", 
 __all__ += ["soft_overlong_reward", "repetition_reward", "reasoning_steps_reward", "style_reward", "diversity_reward"]
 __all__ += ["judge_reward", "debug_reward"]
 # what rewards are made with
-__all__ += ["reward", "adopt", "gate", "rescale", "rename", "cached", "prepare_rewards", "register", "REGISTRY"]
-__all__ += ["registry_table", "RewardFunction", "AdoptedFunction", "CombinedReward", "Batch", "Judge"]
-__all__ += ["RewardError", "RewardFailure", "MissingColumnError", "is_failure"]
+__all__ += ["reward", "adopt", "gate", "rescale", "rename", "cached", "prepare_rewards", "REGISTRY", "registry_table"]
+__all__ += ["RewardFunction", "Batch", "Judge", "RewardError", "RewardFailure", "MissingColumnError"]
 # what completions are read with
-__all__ += ["FORMAT", "SYSTEM_PROMPT", "Format", "TagFormat", "MarkedFormat", "BoxedFormat", "HashFormat"]
-__all__ += ["split_completion", "extract_reasoning", "extract_answer", "final_text", "extract_number", "extract_code"]
-__all__ += ["extract_gsm8k_answer", "gold_text", "same_answer", "count_tokens", "completion_text", "message_text"]
-__all__ += ["question_text", "assistant_prefix", "function_prompt", "arithmetic", "best_schedule"]
+__all__ += ["FORMAT", "SYSTEM_PROMPT", "Format", "TagFormat", "BoxedFormat", "HashFormat", "extract_reasoning"]
+__all__ += ["extract_answer", "final_text", "extract_number", "extract_code", "extract_gsm8k_answer", "gold_text"]
+__all__ += ["same_answer", "count_tokens", "completion_text", "question_text", "assistant_prefix", "function_prompt"]
 
 
 @reward
@@ -101,7 +68,7 @@ def format_reward(completion: str) -> float:
     >>> format_reward.score("<think></think><answer>4</answer>")
     0.0
     """
-    return 1.0 if split_completion(completion) else 0.0
+    return 1.0 if formats.FORMAT.split(completion) else 0.0
 
 
 @reward
@@ -116,15 +83,15 @@ def soft_format_reward(completion: str) -> float:
     >>> soft_format_reward.score("<think>2 + 2 = 4</think><answer>4</answer> Bye!")
     0.6
     """
-    return 1.0 if split_completion(completion) else sum(formats.FORMAT.in_place(completion)) / 5
+    return 1.0 if formats.FORMAT.split(completion) else sum(formats.FORMAT.in_place(completion)) / 5
 
 
 @reward
 def correctness_reward(completion: str, answer: Any) -> float | None:
     """Whether the final answer is the gold answer, numbers compared exactly and texts as texts.
 
-    Returns 0 or 1; None for a missing gold. What stands in the reasoning does not count, and neither
-    do two answers, a hedge, or an answer that is taken back after it.
+    Returns 0 or 1; None for a missing gold. What stands in the reasoning does not count, and neither do two answers, a
+    hedge, or an answer that is taken back after it.
 
     >>> correctness_reward.score("<think>3 * 400</think><answer>$1,200</answer>", answer="1200")
     1.0
@@ -155,17 +122,18 @@ def math_reward(completion: str, answer: Any, *, time_limit: float = 1.0) -> flo
         return None
     given = extract_answer(completion)
     if given is None or given == gold:
-        return 0.0 if given is None else 1.0
+        return float(given is not None)
     wanted, found = read_number(gold), read_number(given)
     if wanted and found:
         return 1.0 if same_number(found, wanted) else 0.0
-    too_long = max(len(given), len(gold)) > LONGEST_EXPRESSION
-    if too_long or wanted is None and not is_mathematics(gold):
-        return 1.0 if wanted is None and same_text(given, gold) else 0.0
-    given, gold = unwrap_formula(given), unwrap_formula(gold)
+    too_long = max(len(given), len(gold)) > mathematics.LONGEST_EXPRESSION
+    if too_long or wanted is None and not mathematics.is_mathematics(gold):
+        return 1.0 if wanted is None and answers.same_text(given, gold) else 0.0
+    given, gold = mathematics.unwrap_formula(given), mathematics.unwrap_formula(gold)
     if "".join(given.split()) == "".join(gold.split()):
         return 1.0
-    return 1.0 if is_expression(given, gold) and symbolically_equal(gold, given, time_limit) else 0.0
+    equal = mathematics.is_expression(given, gold) and mathematics.symbolically_equal(gold, given, time_limit)
+    return 1.0 if equal else 0.0
 
 
 @reward
@@ -201,11 +169,11 @@ def multiple_choice_reward(completion: str, answer: Any, choices: Any = None) ->
     >>> multiple_choice_reward.score("<answer>A or B</answer>", answer="B", choices=["Lima", "Paris"])
     0.0
     """
-    texts = [plain_text(str(choice)) for choice in (choices if choices is not None else ())]
-    wanted = choice_index(answer, texts)
+    texts = [answers.plain_text(str(choice)) for choice in (() if choices is None else choices)]
+    wanted = structured.choice_index(answer, texts)
     if wanted is None:
         return None
-    return 1.0 if chosen_index(extract_answer(completion) or "", texts) == wanted else 0.0
+    return 1.0 if structured.chosen_index(extract_answer(completion) or "", texts) == wanted else 0.0
 
 
 @reward(claims_correctness=False)  # a likeness, not a verdict
@@ -235,9 +203,6 @@ def rouge_reward(completion: str, answer: Any, *, kind: str = "rougeL") -> float
     return None if pair is None else rouge_f_measure(*pair, kind)
 
 
-PARSED = 0.2  # what JSON that parses is worth before any of the schema is held
-
-
 @reward(claims_correctness=True, example={"schema": structured.PERSON, "right": '{"name": "Ann", "age": 31}'})
 def json_reward(completion: str, schema: Any) -> float | None:
     """Whether the final text is JSON, and how much of a JSON Schema it holds.
@@ -256,7 +221,7 @@ def json_reward(completion: str, schema: Any) -> float | None:
     fenced = structured.JSON_FENCE.fullmatch(text)
     try:
         value = structured.strict_json(fenced[1] if fenced else text)
-        return round(PARSED + (1 - PARSED) * structured.schema_share(validator, value), 9)
+        return round(0.2 + 0.8 * structured.schema_share(validator, value), 9)
     except (ValueError, ArithmeticError, RecursionError):
         return 0.0
 
@@ -276,10 +241,10 @@ def countdown_reward(completion: str, numbers: Sequence[int], target: Any) -> fl
     wanted, given_numbers = extract_number(str(target)), structured.whole_numbers(numbers)
     if wanted is None or not given_numbers:
         return None
-    expression, equals, result = unwrap_formula(extract_answer(completion) or "").partition("=")
+    expression, equals, result = mathematics.unwrap_formula(extract_answer(completion) or "").partition("=")
     if equals and extract_number(result) != wanted:
         return 0.0
-    value, used = arithmetic(expression) or (None, [])
+    value, used = structured.arithmetic(expression) or (None, [])
     return 1.0 if value == wanted and sorted(used) == sorted(given_numbers) else 0.0
 
 
@@ -303,7 +268,7 @@ def schedule_reward(completion: str, events: Any) -> float | None:
         return 0.0
     if any(after[0] < before[1] for before, after in itertools.pairwise(chosen)):
         return 0.0
-    return min(1.0, sum(known[event] for event in chosen) / best_schedule(known))
+    return min(1.0, sum(known[event] for event in chosen) / structured.best_schedule(known))
 
 
 @reward(claims_correctness=True, example=DOUBLE)
@@ -327,7 +292,7 @@ async def code_reward(
     code = extract_code(completion, entry_point)
     if code is None:
         return 0.0
-    runner = sandbox or default_sandbox()
+    runner = sandbox or code_search.default_sandbox()
     head = function_prompt(prompt, entry_point, code_prompt)
     verdict = await asyncio.wrap_future(runner.submit(head, code, test, entry_point))
     if verdict.status == "error":
@@ -348,14 +313,14 @@ def syntax_reward(completion: str, prompt: Any, entry_point: str, code_prompt: A
     from sandbox import bodies
 
     code = extract_code(completion, entry_point)
-    if code is None or len(code) > LONGEST_CODE:
+    if code is None or len(code) > code_search.LONGEST_CODE:
         return 0.0
     head = function_prompt(prompt, entry_point, code_prompt)
-    trees = filter(None, map(parse_python, [code, *bodies(head, code)]))  # a module by itself, or a body
+    trees = filter(None, map(code_search.parse_python, [code, *bodies(head, code)]))  # a module by itself, or a body
     tree = next((tree for tree in trees if not any(isinstance(node, ast.Return) for node in tree.body)), None)
     if tree is None:
         return 0.0
-    return 1.0 if any(returns_a_value(node, entry_point) for node in tree.body) else 0.5
+    return 1.0 if any(code_search.returns_a_value(node, entry_point) for node in tree.body) else 0.5
 
 
 @reward
@@ -371,9 +336,7 @@ def length_reward(
     (0.5, 0.5)
     """
     n = count_tokens(completion, completion_ids)
-    if n < shortest:
-        return n / shortest
-    return 1.0 if n <= longest else max(0.0, 2 - n / longest)
+    return n / shortest if n < shortest else min(1.0, max(0.0, 2 - n / longest))
 
 
 @reward
@@ -505,20 +468,28 @@ def debug_reward(
 ) -> list[float]:
     """Always 0: prints a completion of the group now and then, and logs what extraction finds in each.
 
-    Returns 0 for every completion, so that it changes nothing at any weight. It prints at every
-    `every`-th step, and adds the columns `extracted_answer` and `strict_format` to the run's table.
+    Returns 0 for every completion, so that it changes nothing at any weight. It prints at every `every`-th step, and
+    adds the columns `extracted_answer` and `strict_format` to the run's table.
     """
-    answers, step = [extract_answer(text) for text in completions], getattr(trainer_state, "global_step", 0)
-    log_extra("extracted_answer", answers)
-    log_extra("strict_format", [split_completion(text) is not None for text in completions])
+    found, step = [extract_answer(text) for text in completions], getattr(trainer_state, "global_step", 0)
+    log_extra("extracted_answer", found)
+    log_extra("strict_format", [formats.FORMAT.split(text) is not None for text in completions])
     if step % every == 0:
-        print(f"--- step {step}, gold {answer!r}, extracted {answers[0]!r}:\n{completions[0][:1000]}")
+        print(f"--- step {step}, gold {answer!r}, extracted {found[0]!r}:\n{completions[0][:1000]}")
     return [0.0] * len(completions)
 
 
-for function in [value for value in globals().values() if isinstance(value, RewardFunction)]:
-    register(function)
-del function
+REGISTRY |= {value.__name__: value for value in list(globals().values()) if isinstance(value, RewardFunction)}
+
+
+def registry_table() -> str:
+    """The registry as a Markdown table: name, range, needed columns, purpose."""
+    lines = ["| reward | range | columns | purpose |", "|---|---|---|---|"]
+    for name, function in REGISTRY.items():
+        columns = ", ".join(f"`{column}`" for column in function.columns) or "–"
+        lines.append(f"| `{name}` | {function.low:g} to {function.high:g} | {columns} | {function.purpose} |")
+    return "\n".join(lines)
+
 
 if __name__ == "__main__":
     print(registry_table())

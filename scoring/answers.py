@@ -1,7 +1,5 @@
 """What the final answer is, and whether two answers are the same."""
 
-from __future__ import annotations
-
 import math
 import re
 import unicodedata
@@ -10,19 +8,6 @@ from typing import Any
 from scoring import formats
 from scoring.formats import is_visible
 from scoring.numbers import DRESSING, extract_number, read_number, same_number
-
-
-def split_completion(completion: str) -> tuple[str, str] | None:
-    """(reasoning, answer) of a strictly formatted completion, None for anything else.
-
-    Strict means: the reasoning, then the answer, both with content, each mark once, and only white space around them.
-
-    >>> split_completion("<think>2 + 2 = 4</think> <answer>4</answer>")
-    ('2 + 2 = 4', '4')
-    >>> split_completion("<think>2 + 2 = 4</think> <answer>4</answer> Bye!") is None
-    True
-    """
-    return formats.FORMAT.split(completion)
 
 
 def extract_reasoning(completion: str) -> str | None:
@@ -45,10 +30,7 @@ def extract_answer(completion: str, format: formats.Format | None = None) -> str
     >>> extract_answer("<answer>4</answer><answer>5</answer>"), extract_answer("<answer>4</answer> No, it is 5.")
     (None, None)
     """
-    found = (format or formats.FORMAT).find_answer(completion)
-    if found is None:
-        return None
-    before, answer, after = found
+    before, answer, after = (format or formats.FORMAT).find_answer(completion) or ("", None, "")
     if (after and not after.isspace() and taken_back(answer, after)) or (before and other_answer(answer, before)):
         return None
     return answer
@@ -63,23 +45,25 @@ RETRACTION = re.compile(
     re.IGNORECASE,
 )
 ANSWER_IN_TEXT = re.compile(r"\banswer\s?(?:is|:|=)\s{0,3}[*$]{0,3}(-?\d[\d,]*(?:\.\d+)?)", re.IGNORECASE)
+SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹]+")  # compatibility forms would make 122 of 12²
 LONGEST_TAIL = 2_000  # characters around an answer that are searched; an answer before a longer text is none
 
 
 def taken_back(answer: str, after: str) -> bool:
     """Whether the text after an answer has another number, words that take the answer back, or goes on for pages."""
-    if len(after) > LONGEST_TAIL:
-        return True
-    value = extract_number(answer)
-    if any(extract_number(text.rstrip(",")) != value for text in NUMBER_IN_TEXT.findall(after)):
+    if len(after) > LONGEST_TAIL or names_another(answer, NUMBER_IN_TEXT.findall(after)):
         return True
     return bool(RETRACTION.search(after)) or any(unicodedata.category(char) == "No" for char in after)
 
 
 def other_answer(answer: str, before: str) -> bool:
     """Whether the text before an answer block calls another number the answer."""
-    value = extract_number(answer)
-    return any(extract_number(text.rstrip(",")) != value for text in ANSWER_IN_TEXT.findall(before[-LONGEST_TAIL:]))
+    return names_another(answer, ANSWER_IN_TEXT.findall(before[-LONGEST_TAIL:]))
+
+
+def names_another(answer: str, numbers: list[str]) -> bool:
+    value = extract_number(answer) if numbers else None
+    return any(extract_number(number.rstrip(",")) != value for number in numbers)
 
 
 def final_text(completion: str) -> str:
@@ -111,20 +95,15 @@ def same_answer(given: str, gold: str) -> bool:
     >>> same_answer("3 hours", "3 minutes"), same_answer("3 h", "3 hours"), same_answer("3 hours", "3")
     (False, True, True)
     """
-    wanted = read_number(gold)
-    if wanted is None:
+    if (wanted := read_number(gold)) is None:
         return same_text(given, gold)
     found = read_number(given)
     return found is not None and same_number(found, wanted)
 
 
 def same_text(given: str, gold: str) -> bool:
-    if len(given) > 4 * len(gold) + 100:  # no dressing is that long; and normalising hostile text takes quadratic time
-        return False
-    return plain_text(given) == plain_text(gold) != ""
-
-
-SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹]+")  # compatibility forms would make 122 of 12²
+    # no dressing is longer than that; and normalising hostile text takes quadratic time
+    return len(given) <= 4 * len(gold) + 100 and plain_text(given) == plain_text(gold) != ""
 
 
 def with_plain_powers(text: str) -> str:
@@ -144,9 +123,8 @@ def gold_text(gold: Any) -> str | None:
     ('72', '7.0', None, None, None)
     """
     missing = gold is None or type(gold).__name__ in ("NAType", "NaTType")  # pandas' own
-    if missing or isinstance(gold, (list, tuple, dict, set, bytes)):
-        return None
-    if isinstance(gold, float) and not math.isfinite(gold):
+    missing = missing or isinstance(gold, (list, tuple, dict, set, bytes))
+    if missing or isinstance(gold, float) and not math.isfinite(gold):
         return None
     try:
         text = str(gold)

@@ -4,9 +4,6 @@ The verdict on a reward that claims correctness, and on a weighted set that has 
 completion scores as high as a plainly right one.** Every reward must also keep the contract (contract_checks.py).
 """
 
-from __future__ import annotations
-
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -28,15 +25,10 @@ SET = "weighted set"  # its name among the rewards of an audit
 
 @dataclass
 class Audit:
-    """The result of an audit.
+    """The result of an audit."""
 
-    Attributes:
-        summary: one line a reward (and `weighted set`): verdict, checks held, cheats stopped, speed.
-        failures: one line for everything that does not hold, with the completion and both scores.
-    """
-
-    summary: pd.DataFrame
-    failures: pd.DataFrame
+    summary: pd.DataFrame  # one line a reward (and `weighted set`): verdict, checks held, cheats stopped, speed
+    failures: pd.DataFrame  # one line for everything that does not hold, with the completion and both scores
 
     @property
     def passed(self) -> bool:
@@ -44,15 +36,10 @@ class Audit:
 
 
 def audit(functions: Iterable[Callable], rows: Sequence[Row], weights: dict[str, float] | None = None) -> Audit:
-    """Audits each function, and the weighted set where weights are given.
+    """Audits each function (rewards, or in TRL's own signature), and with {name: weight} the weighted set.
 
-    Args:
-        functions: rewards, also functions in TRL's own signature.
-        rows: some rows of your data set, with `prompt` and the columns that the rewards need.
-        weights: {name: weight} of the set that goes to training.
-
-    Raises:
-        ValueError: without rows, or for a weight whose function is not there.
+    `rows` are some of your data set, with `prompt` and the columns that the rewards need. Raises ValueError without
+    rows, or for a weight whose function is not there.
     """
     functions, rows = prepare_rewards(functions), list(rows)
     if not rows:
@@ -80,7 +67,9 @@ def _try_reward(function: RewardFunction, rows: Sequence[Row]) -> Result:
         return _broken(name, error)
     failures = [(name, what, came, None, None) for what, came in checks if came]
     table = _score_table(trials, scores)
-    claims = function.claims_correctness or (function.claims_by_guess and _follows_gold(table))
+    # a wrong answer in the right form scores clearly below the gold: then the reward says what is right
+    follows_gold = len(table) > 0 and bool((table["right"] - table["wrong"] > 0.05).all())
+    claims = function.claims_correctness or (function.claims_by_guess and follows_gold)
     if claims:
         failures += _outranking(name, table, 0.05 if function.claims_correctness else float("inf"))
     dressed = table[table["kind"] == "dressed"]
@@ -120,10 +109,7 @@ def _try_weighted_set(functions: Sequence[RewardFunction], rows: Sequence[Row], 
 
 
 def _score_table(trials: Sequence[Trial], scores: Sequence[Sequence[float | None]]) -> pd.DataFrame:
-    """One line a probe that got a score: trial, kind, what, completion, score, right, wrong.
-
-    `right` is the score of the plainly right completion of its trial, `wrong` that of another answer.
-    """
+    """One line a probe with a score: trial, kind, what, completion, score, and those of the right and of a wrong answer."""
     lines = [
         {"trial": number, **vars(probe), "score": score}
         for number, trial in enumerate(trials)
@@ -135,11 +121,6 @@ def _score_table(trials: Sequence[Trial], scores: Sequence[Sequence[float | None
     return table.assign(right=table["trial"].map(right), wrong=table["trial"].map(wrong))
 
 
-def _follows_gold(table: pd.DataFrame) -> bool:
-    """Whether a wrong answer in the right form scores clearly below the gold: then the reward says what is right."""
-    return len(table) > 0 and bool((table["right"] - table["wrong"] > 0.05).all())
-
-
 def _stopped(table: pd.DataFrame) -> str:
     """How many of the wrong, silent and cheating completions score below the plainly right one."""
     false = table[table["kind"].isin(FALSE)]
@@ -149,8 +130,7 @@ def _stopped(table: pd.DataFrame) -> str:
 def _outranking(name: str, table: pd.DataFrame, margin: float) -> list[tuple]:
     """The completions that score too high beside the plainly right one, or beside a wrong answer, of their trial.
 
-    Wrong and cheating ones must score below the right one, and silence not above a wrong answer. A right answer
-    in bad form may score a little more than the plain one, because it is shorter: by `margin` at most.
+    A right answer in bad form may score a little more than the plain one, because it is shorter: by `margin` at most.
     """
     found = []
     for probe in table.itertuples():
@@ -163,6 +143,6 @@ def _outranking(name: str, table: pd.DataFrame, margin: float) -> list[tuple]:
     return [(name, what, _excerpt(probe.completion), probe.score, probe.right) for probe, what in found]
 
 
-def _excerpt(completion: str, longest: int = 120) -> str:
-    text = re.sub(r"\s+", " ", completion.encode("utf-8", "backslashreplace").decode()).strip()
-    return text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 2 :]}"
+def _excerpt(completion: str) -> str:
+    text = " ".join(completion.encode("utf-8", "backslashreplace").decode().split())
+    return text if len(text) <= 120 else f"{text[:60]} … {text[-60:]}"

@@ -28,12 +28,16 @@ def completion_text(completion: str | Messages) -> str:
     return "".join(message_text(message.get("content")) for message in own)
 
 
+def as_completion(text: str, like: Any) -> str | Messages:
+    """A text as the completion of a prompt, or in place of another completion: chat messages in a chat."""
+    return text if isinstance(like, str) else [{"role": "assistant", "content": text}]
+
+
 def question_text(prompt: str | Messages) -> str:
     """The prompt itself, or its last user message."""
     if isinstance(prompt, str):
         return prompt
-    asked = (message.get("content") for message in reversed(prompt) if message.get("role") == "user")
-    return message_text(next(asked, ""))
+    return message_text(next((m.get("content") for m in reversed(prompt) if m.get("role") == "user"), ""))
 
 
 def assistant_prefix(prompt: str | Messages) -> str:
@@ -80,7 +84,6 @@ class Batch:
 
     def part(self, rows: Sequence[int]) -> Batch:
         """The batch of some rows."""
-
         lists = [[values[i] for i in rows] for values in (self.prompts, self.completions, self.texts)]
         columns = {name: [values[i] for i in rows] for name, values in self.columns.items()}
         return Batch(*lists, columns, dict(self.from_trl))
@@ -105,19 +108,12 @@ def call_as_trl(
 ) -> list[float | None]:
     """A reward called as TRL calls it; every call outside of training goes through here.
 
-    Args:
-        completions: texts, one a prompt. A chat prompt gets its completion as messages, as in training.
-        columns: the data set's; `prompt` is left out.
-        completion_ids: token ids; without them the lengths are estimated from the texts.
-        trainer_state: `global_step`, `max_steps` and `epoch`; by default those of step 0.
+    `completions` are texts, one a prompt; a chat prompt gets its completion as messages. Without `completion_ids` the
+    lengths are estimated. `trainer_state` has `global_step`, `max_steps` and `epoch`, by default those of step 0.
     """
-    messages = [
-        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-        for prompt, text in zip(prompts, completions, strict=True)
-    ]
     return function(
         prompts=list(prompts),
-        completions=messages,
+        completions=[as_completion(text, prompt) for prompt, text in zip(prompts, completions, strict=True)],
         completion_ids=completion_ids or [list(range(count_tokens(text, None))) for text in completions],
         trainer_state=trainer_state or SimpleNamespace(global_step=0, max_steps=1, epoch=0.0),
         log_extra=lambda *_: None,

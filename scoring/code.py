@@ -1,7 +1,5 @@
 """Code in a completion: finding it, parsing it, and the sandbox that runs it."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import os
@@ -42,8 +40,7 @@ def extract_code(completion: str, entry_point: str | None = None) -> str | None:
     text = final_text(completion) if answered else formats.FORMAT.outside(completion)
     if not answered and any(len(mark) > 1 and mark in text for mark in formats.FORMAT.marks):
         return None  # several answers, or one that is never closed: it has not answered
-    blocks = fenced_blocks(text)
-    if blocks:
+    if blocks := fenced_blocks(text):
         defining = [i for i, (_, code) in enumerate(blocks) if entry_point and defines(code, entry_point)]
         if defining:
             last = defining[-1]
@@ -152,10 +149,10 @@ def default_sandbox() -> Any:
 if hasattr(os, "register_at_fork"):  # a forked child has no claim on its parent's sandbox
     os.register_at_fork(after_in_child=default_sandbox.cache_clear)
 
-DOUBLE = {  # a small problem in HumanEval's form, for the audit, the cases and notebook 06
+CHECKS = "    assert candidate(2) == 4\n    assert candidate(-3) == -6\n    assert candidate(0) == 0\n"
+DOUBLE = {  # a small problem in HumanEval's form, for the audit, the tests and notebook 06
     "code_prompt": 'def double(n):\n    """Return n doubled."""\n',
-    "test": "def check(candidate):\n"
-    "    assert candidate(2) == 4\n    assert candidate(-3) == -6\n    assert candidate(0) == 0\n",
+    "test": f"def check(candidate):\n{CHECKS}",
     "entry_point": "double",
     "right": "def double(n):\n    return 2 * n",
 }

@@ -1,7 +1,5 @@
 """Rewards made of other functions: adopted from TRL's signature, made ready for it, gated, rescaled, renamed, cached."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import inspect
@@ -11,9 +9,8 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from scoring.background import run_in_background
-from scoring.batch import Batch
-from scoring.contract import RewardError, RewardFunction, callable_name, is_failure, name_with
+from scoring.batch import Batch, as_completion
+from scoring.contract import RewardError, RewardFunction, callable_name, is_failure, name_with, run_in_background
 
 
 class AdoptedFunction(RewardFunction):
@@ -21,11 +18,9 @@ class AdoptedFunction(RewardFunction):
 
     for_chats = True
 
-    def __init__(
-        self, function: Callable, low: float = -math.inf, high: float = math.inf, *, prefill: bool = False, **more: Any
-    ) -> None:
+    def __init__(self, *arguments: Any, prefill: bool, **more: Any) -> None:
         self.prefill = prefill
-        super().__init__(function, low, high, **more)
+        super().__init__(*arguments, **more)
 
     def _parameters(self) -> dict[str, inspect.Parameter]:
         parameters = inspect.signature(self.function).parameters
@@ -37,20 +32,13 @@ class AdoptedFunction(RewardFunction):
         stars = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
         return {n: p for n, p in parameters.items() if p.kind not in stars and n not in bound}
 
-    def _arguments(self) -> dict[str, Any]:
-        return super()._arguments() | {"prefill": self.prefill}
-
     def values(self, batch: Batch) -> list:
         given = {"prompts": batch.prompts, "completions": batch.completions, **batch.columns, **batch.from_trl}
         given = {"completion_ids": [[] for _ in batch.texts], **given, **self.options}
         if self.prefill:
-            given["completions"] = [
-                text if isinstance(c, str) else [{"role": "assistant", "content": text}]
-                for text, c in zip(batch.texts, batch.completions)
-            ]
+            given["completions"] = [as_completion(*pair) for pair in zip(batch.texts, batch.completions)]
         if not self.takes_all:
-            parameters = inspect.signature(self.function).parameters
-            given = {name: value for name, value in given.items() if name in parameters}
+            given = {name: given[name] for name in inspect.signature(self.function).parameters if name in given}
         try:
             found = self.function(**given)
             found = list(run_in_background(found) if inspect.isawaitable(found) else found)
@@ -77,35 +65,30 @@ def adopt(
     low: float = -math.inf,
     high: float = math.inf,
     *,
-    name: str | None = None,
+    name: str = "",
     prefill: bool = False,
     claims_correctness: bool | None = None,
 ) -> RewardFunction:
     """A function in TRL's signature under the checks of `@reward`. A partial gets its settings into its name.
 
-    Args:
-        function: `f(prompts, completions, **columns) -> list[float | None]`, sync or async.
-        low, high: its range, where you know it.
-        prefill: put back what the prompt had already begun. Leave it off for functions that do so themselves.
-
-    Raises:
-        TypeError: for a function that is not in TRL's signature.
+    `function(prompts, completions, **columns) -> list[float | None]` may be async. `low` and `high` are its range, where
+    you know it. `prefill=True` puts back what the prompt had begun; leave it off for functions that do so themselves.
+    Raises TypeError for a function that is not in TRL's signature.
 
     >>> adopt(lambda completions, **kwargs: [float("12" in c[0]["content"]) for c in completions], name="has_12").score("12!")
     1.0
     """
     if isinstance(function, RewardFunction):
         return function
-    keywords = function.keywords if isinstance(function, functools.partial) else {}
-    name = name or (name_with(callable_name(function), keywords) if keywords else None)
-    return AdoptedFunction(function, low, high, name=name, prefill=prefill, claims_correctness=claims_correctness)
+    if isinstance(function, functools.partial) and function.keywords:
+        name = name or name_with(callable_name(function), function.keywords)
+    return AdoptedFunction(function, low, high, claims_correctness, name=name, prefill=prefill)
 
 
 def prepare_rewards(functions: Iterable[Callable], columns: Iterable[str] | None = None) -> list[RewardFunction]:
     """What goes to the trainer: every function adopted, its columns there, and no two under one metric name.
 
-    `columns` are the names of the data set's columns; None leaves them unchecked. Raises MissingColumnError or
-    TypeError, naming the function.
+    `columns` are the data set's; None leaves them unchecked. Raises MissingColumnError or TypeError.
     """
     found: dict[str, RewardFunction] = {}
     columns = None if columns is None else list(columns)
@@ -118,32 +101,24 @@ def prepare_rewards(functions: Iterable[Callable], columns: Iterable[str] | None
     return list(found.values())
 
 
-NO_SCORE = (type(None), Exception)  # what a part may give in place of a score
-
-
 class CombinedReward(RewardFunction):
     """A reward computed from others: `combine` makes the scores of a batch from the parts' scores of it."""
 
-    def __init__(self, parts: Sequence, combine: Callable, *, low: float, high: float, name: str, doc: str) -> None:
-        first = parts[0]
-        self.parts, self.combine = list(parts), combine
-        self.low, self.high, self.failures, self.__name__, self.__doc__ = low, high, 0, name, doc
-        self.claims_correctness, self.claims_by_guess = first.claims_correctness, first.claims_by_guess
-        self.function = self.__wrapped__ = first.function
-        self.__module__, self.groupwise = first.__module__, any(part.groupwise for part in parts)
-        self.example, self.options, self.optional, self._names = first.example, {}, {}, ()
-        self.for_chats = any(part.for_chats for part in parts)
-        self.columns = tuple(dict.fromkeys(name for part in parts for name in part.columns))
+    function = __wrapped__ = property(lambda self: self.parts[0].function)  # whose source stands for it
 
-    def renamed(self, name: str) -> RewardFunction:
-        return CombinedReward(self.parts, self.combine, low=self.low, high=self.high, name=name, doc=self.__doc__)
+    def __init__(self, combine: Callable, *parts: RewardFunction, name: str = "", doc: str = "") -> None:
+        first = parts[0]
+        self.parts, self.combine, self.low, self.high, self.failures = parts, combine, first.low, first.high, 0
+        self.__name__, self.__doc__ = name or first.__name__, doc or first.__doc__
+        self.__module__, self.example = first.__module__, first.example
+        self.claims_correctness, self.claims_by_guess = first.claims_correctness, first.claims_by_guess
+        self.groupwise = any(part.groupwise for part in parts)
+        self.for_chats = any(part.for_chats for part in parts)
+        self.options, self.optional, self._names = {}, {}, ()
+        self.columns = tuple(dict.fromkeys(name for part in parts for name in part.columns))
 
     def with_options(self, name: str | None = None, **options: Any) -> RewardFunction:
         raise TypeError(f"{self.__name__} is a combination: set the options of its parts before combining them")
-
-    def __reduce__(self) -> tuple:
-        make = functools.partial(CombinedReward, low=self.low, high=self.high, name=self.__name__, doc=self.__doc__)
-        return make, (self.parts, self.combine)
 
     def values(self, batch: Batch) -> list:
         return self.combine(self.parts, batch)
@@ -159,12 +134,12 @@ def gate(function: RewardFunction, by: RewardFunction, at_least: float = 1.0) ->
     function, by = adopt(function), adopt(by)
     name, doc = f"{function.__name__}_if_{by.__name__}", f"{function.purpose} Only where {by.__name__} >= {at_least:g}."
     combine = functools.partial(_gated, at_least=at_least, lowest=0.0 if math.isinf(function.low) else function.low)
-    return CombinedReward([function, by], combine, low=function.low, high=function.high, name=name, doc=doc)
+    return CombinedReward(combine, function, by, name=name, doc=doc)
 
 
 def _gated(parts: Sequence[RewardFunction], batch: Batch, at_least: float, lowest: float) -> list:
     scores, keys = (part.checked_values(batch) for part in parts)
-    return [k if isinstance(k, NO_SCORE) else s if k >= at_least else lowest for s, k in zip(scores, keys)]
+    return [k if not isinstance(k, float) else s if k >= at_least else lowest for s, k in zip(scores, keys)]
 
 
 def rescale(function: RewardFunction, low: float = 0.0, high: float = 1.0) -> RewardFunction:
@@ -172,11 +147,8 @@ def rescale(function: RewardFunction, low: float = 0.0, high: float = 1.0) -> Re
 
     Raises ValueError where the function declares no finite range.
 
-    >>> @reward(low=-1, high=1)
-    ... def signed(completion: str) -> float:
-    ...     return -1.0 if "sorry" in completion else 1.0
-    >>> rescale(signed).score("so sorry"), rescale(signed).score("fine")
-    (0.0, 1.0)
+    >>> rescale(format_reward, low=-1).score("12"), rescale(format_reward, low=-1).score(FORMAT.write("3 * 4", "12"))
+    (-1.0, 1.0)
     """
     function = adopt(function)
     width = function.high - function.low
@@ -184,22 +156,18 @@ def rescale(function: RewardFunction, low: float = 0.0, high: float = 1.0) -> Re
         raise ValueError(f"{function.__name__} has no finite range to rescale: give it one, adopt(f, low=…, high=…)")
     if not low < high:
         raise ValueError(f"cannot rescale to [{low}, {high}]: the lower bound comes first")
-    combine = functools.partial(_rescaled, low=low, high=high)
-    return CombinedReward([function], combine, low=low, high=high, name=function.__name__, doc=function.__doc__ or "")
+    combined = CombinedReward(functools.partial(_rescaled, low=low, high=high), function)
+    return combined.renamed(function.__name__, low=float(low), high=float(high))
 
 
 def _rescaled(parts: Sequence[RewardFunction], batch: Batch, low: float, high: float) -> list:
     (function,), width = parts, parts[0].high - parts[0].low
     scores = function.checked_values(batch)
-    return [s if isinstance(s, NO_SCORE) else low + (s - function.low) / width * (high - low) for s in scores]
+    return [low + (s - function.low) / width * (high - low) if isinstance(s, float) else s for s in scores]
 
 
 def rename(function: RewardFunction, name: str) -> RewardFunction:
-    """The same reward under another metric name.
-
-    >>> rename(format_reward, "style").__name__
-    'style'
-    """
+    """The same reward under another metric name."""
     return adopt(function).renamed(name)
 
 
@@ -212,8 +180,7 @@ def cached(function: RewardFunction, size: int = 10_000) -> RewardFunction:
     function = adopt(function)
     if function.groupwise:
         raise TypeError(f"{function.__name__} scores whole groups: its scores cannot be kept by completion")
-    name, doc = function.__name__, function.__doc__ or ""
-    return CombinedReward([function], Cache(size), low=function.low, high=function.high, name=name, doc=doc)
+    return CombinedReward(Cache(size), function)
 
 
 class Cache:
@@ -228,8 +195,8 @@ class Cache:
     def __call__(self, parts: Sequence[RewardFunction], batch: Batch) -> list:
         keys = []
         for i, (text, prompt) in enumerate(zip(batch.texts, batch.prompts)):
-            row = (text, prompt, {name: values[i] for name, values in batch.columns.items()})
-            keys.append(hashlib.sha256(repr(row).encode("utf-8", "surrogatepass")).hexdigest())
+            row = repr((text, prompt, {name: values[i] for name, values in batch.columns.items()}))
+            keys.append(hashlib.sha256(row.encode("utf-8", "surrogatepass")).hexdigest())
         with self.lock:
             scores = {key: self.scores[key] for key in keys if key in self.scores}
         new = {key: i for i, key in enumerate(keys) if key not in scores}
@@ -239,6 +206,6 @@ class Cache:
             scores |= zip(new, parts[0].checked_values(part))
         with self.lock:
             self.scores |= {key: scores[key] for key in new if not isinstance(scores[key], Exception)}
-            for old in list(itertools.islice(self.scores, max(0, len(self.scores) - self.size))):
-                del self.scores[old]
+            while len(self.scores) > self.size:
+                del self.scores[next(iter(self.scores))]
         return [scores[key] for key in keys]

@@ -6,15 +6,18 @@ import asyncio
 import difflib
 import functools
 import hashlib
+import importlib.util
 import inspect
 import logging
 import math
+import os
+import pickle
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 
-from scoring import pickling
-from scoring.background import run_in_background
 from scoring.batch import BY_TRL, Batch, Messages, count_tokens
 
 logger = logging.getLogger("rewards")
@@ -33,9 +36,9 @@ class MissingColumnError(ValueError):
 
 
 NEUTRAL = (RewardFailure, TimeoutError, ConnectionError)  # failures of the surroundings; all else is a bug
-NEUTRAL_NAMES = set(  # of HTTP clients and subprocess, for the same
-    "ConnectionError Timeout TimeoutException TimeoutExpired NetworkError URLError APIConnectionError".split()
-)
+NEUTRAL_NAMES = {"ConnectionError", "Timeout", "TimeoutException", "TimeoutExpired", "NetworkError", "URLError"}
+NEUTRAL_NAMES |= {"APIConnectionError"}  # of HTTP clients and subprocess, for the same
+REGISTRY: dict[str, RewardFunction] = {}  # the rewards of rewards.py by name; the tests audit each
 NOT_COLUMNS = {"prompt", "prompts", "completion", "completions", *BY_TRL}
 
 
@@ -48,16 +51,9 @@ def is_failure(error: BaseException) -> bool:
 class RewardFunction:
     """A reward in TRL's signature, made by `@reward` from the score of one completion or of one group.
 
-    Completions with the same prompt in a call are a group. With several processes each scores its own part of the
-    batch: make the batch of a device divisible by the group's size.
-
-    Attributes:
-        columns: names of the data-set columns it cannot do without.
-        optional: further columns and settings that it uses, with their defaults; `with_options` fixes them.
-        low, high: the range of its scores.
-        claims_correctness: whether the best score is meant to say "this is right" (the audit then insists).
-        example: columns and, as `right`, an answer that deserves the best score, for the audit.
-        failures: how many completions it could not score so far.
+    Completions with the same prompt in a call are a group: make the batch of each device divisible by the group's size.
+    `columns` are the data-set columns it cannot do without, `optional` further columns and settings with their defaults,
+    and `failures` counts the completions that it could not score.
     """
 
     for_chats = False  # whether `score` turns a text into a chat message, as training on chats does
@@ -65,18 +61,16 @@ class RewardFunction:
     def __init__(
         self,
         function: Callable,
-        low: float = 0.0,
-        high: float = 1.0,
-        *,
-        claims_correctness: bool | None = None,
-        example: dict[str, Any] | None = None,
-        options: dict[str, Any] | None = None,
-        name: str | None = None,
+        low: float,
+        high: float,
+        claims: bool | None,
+        example: dict | None = None,
+        name: str = "",
     ) -> None:
         if not low <= high:
             raise ValueError(f"the range [{low}, {high}] is empty")
         self.function, self.low, self.high, self.failures = function, float(low), float(high), 0
-        self.example, self.options = example or {}, options or {}
+        self.example, self.options = example or {}, {}
         self.__name__ = name or callable_name(function)
         self.__doc__, self.__wrapped__ = inspect.getdoc(function), function
         self.__module__ = getattr(function, "__module__", __name__)
@@ -84,8 +78,8 @@ class RewardFunction:
         needed = {n for n, p in parameters.items() if p.default is p.empty}
         self.columns = tuple(n for n in parameters if n in needed - NOT_COLUMNS)
         self.optional = {n: p.default for n, p in parameters.items() if n not in needed | NOT_COLUMNS}
-        self.claims_by_guess = claims_correctness is None
-        self.claims_correctness = "answer" in self.columns if claims_correctness is None else claims_correctness
+        self.claims_by_guess = claims is None
+        self.claims_correctness = "answer" in self.columns if claims is None else claims
         settings = [n for n in self.optional if parameters[n].kind is inspect.Parameter.KEYWORD_ONLY]
         self._names = tuple(n for n in self._names if n not in settings)  # the rest is filled from the data
         self._estimates = "completion_ids" in needed
@@ -117,15 +111,11 @@ class RewardFunction:
         """The first sentence of its docstring."""
         return re.split(r"(?<=[.?!])\s", " ".join((self.__doc__ or "").split()), maxsplit=1)[0]
 
-    def _arguments(self) -> dict[str, Any]:
-        """With its function, what it is made of: for variants and pickling."""
-        claims = None if self.claims_by_guess else self.claims_correctness
-        same = {"low": self.low, "high": self.high, "example": self.example, "options": self.options}
-        return same | {"claims_correctness": claims, "name": self.__name__}
-
-    def renamed(self, name: str) -> RewardFunction:
-        """The same reward under another metric name."""
-        return type(self)(self.function, **self._arguments() | {"name": name})
+    def renamed(self, name: str, **changed: Any) -> RewardFunction:
+        """The same reward under another metric name, and with other attributes; its failures are counted anew."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self) | {"__name__": name, "failures": 0} | changed)
+        return other
 
     def with_options(self, name: str | None = None, **options: Any) -> RewardFunction:
         """The same reward with other settings, under a name of its own, so that the two metrics stay apart.
@@ -133,25 +123,26 @@ class RewardFunction:
         >>> length_reward.with_options(shortest=10, longest=40).__name__
         'length_reward[shortest=10,longest=40]'
 
-        Raises:
-            TypeError: for an option that the reward does not have.
+        Raises TypeError for an option that the reward does not have.
         """
         for option in options.keys() - self.optional.keys():
             raise TypeError(f"{self.__name__} has no option {option!r}; it has: {', '.join(self.optional) or 'none'}")
         options = {**self.options, **options}
-        name = name or name_with(callable_name(self.function), options)
-        return type(self)(self.function, **self._arguments() | {"options": options, "name": name})
+        return self.renamed(name or name_with(callable_name(self.function), options), options=options)
 
-    def __reduce__(self) -> tuple:
-        return pickling.rebuild, (type(self), pickling.portable(self.function, self.__name__), self._arguments())
+    def __getstate__(self) -> dict[str, Any]:
+        own = vars(self).keys() & {"function", "__wrapped__"}  # a combination has none of its own
+        return vars(self) | {name: portable(self.function, self.__name__) for name in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        own = state.keys() & {"function", "__wrapped__"}
+        vars(self).update(state | {name: found_again(state[name]) for name in own})
 
     def score(self, completion: str | Messages, prompt: Any = None, **columns: Any) -> float | None:
         """The score of one completion (for a group-wise reward, of a group of one).
 
-        Raises:
-            MissingColumnError: where a needed column is not given.
-            RewardError: where the function is broken.
-            RewardFailure, TimeoutError, ConnectionError: where it cannot say anything now.
+        Raises MissingColumnError for a column that is not given, RewardError for a function that is broken, and the
+        failure itself (RewardFailure, TimeoutError, ConnectionError) where it cannot say anything now.
         """
         if self.for_chats and isinstance(completion, str) and not isinstance(prompt, str):
             completion = [{"role": "assistant", "content": completion}]
@@ -185,10 +176,8 @@ class RewardFunction:
         if missing := [name for name in self.columns if name not in available]:
             there, names = sorted(available - NOT_COLUMNS), ", ".join(map(repr, missing))
             near = "".join(f" Did you mean {name!r}?" for name in difflib.get_close_matches(missing[0], there, 1))
-            raise MissingColumnError(
-                f"{self.__name__} needs the data-set column {names}; there are: {', '.join(there) or 'none'}.{near} "
-                "Rename the column in 01_prepare_data, or give the parameter a default."
-            )
+            told = f"{self.__name__} needs the data-set column {names}; there are: {', '.join(there) or 'none'}.{near}"
+            raise MissingColumnError(f"{told} Rename the column in 01_prepare_data, or give the parameter a default.")
 
     def values(self, batch: Batch) -> list:
         """What the function says of each completion, unchecked; a failure stands for itself."""
@@ -199,8 +188,8 @@ class RewardFunction:
         async def gather() -> list:
             return await asyncio.gather(*(self.function(**arguments) for arguments in calls), return_exceptions=True)
 
-        run_together = inspect.iscoroutinefunction(self.function)
-        results = run_in_background(gather()) if run_together else map(self._attempt, calls)
+        is_async = inspect.iscoroutinefunction(self.function)
+        results = run_in_background(gather()) if is_async else map(self._attempt, calls)
         found: list = [None] * len(batch.texts)
         for rows, result in zip(rows_of_calls, results):
             if isinstance(result, BaseException):
@@ -212,10 +201,8 @@ class RewardFunction:
             else:
                 result = result.tolist() if hasattr(result, "tolist") else result  # numpy's and torch's too
                 if not isinstance(result, Sequence) or isinstance(result, str) or len(result) != len(rows):
-                    raise RewardError(
-                        f"{self.__name__} must return one score for each of the {len(rows)} completions of a group, "
-                        f"not {shortened(result)}"
-                    )
+                    wanted = f"one score for each of the {len(rows)} completions of a group"
+                    raise RewardError(f"{self.__name__} must return {wanted}, not {shortened(result)}")
             for i, value in zip(rows, result):
                 found[i] = value
         for column, values in extra.items() if "log_extra" in batch.from_trl else ():
@@ -255,8 +242,8 @@ class RewardFunction:
             return error
 
     def _broken(self, error: BaseException, text: str) -> RewardError:
-        why = f"{type(error).__name__}: {error}\non the completion {shortened(text)}"
-        return RewardError(f"{self.__name__} raised {why}")
+        why = f"raised {type(error).__name__}: {error}\non the completion {shortened(text)}"
+        return RewardError(f"{self.__name__} {why}")
 
     def _checked(self, value: Any, text: str) -> float | Exception | None:
         if type(value) is float and -math.inf < self.low <= value <= self.high < math.inf:  # as nearly all are
@@ -267,13 +254,12 @@ class RewardFunction:
             number = math.nan if isinstance(value, (str, bytes)) else float(value)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
-        slack = 1e-9 * max(1.0, abs(number)) if math.isfinite(number) else 0.0  # of rounding, not of meaning
-        if not math.isfinite(number) or not self.low - slack <= number <= self.high + slack:
-            raise RewardError(
-                f"{self.__name__} returned {shortened(value)}, which is not a finite number in "
-                f"[{self.low:g}, {self.high:g}], for the completion {shortened(text)}"
-            )
-        return min(self.high, max(self.low, number))
+        bound = min(self.high, max(self.low, number))
+        if math.isfinite(number) and abs(number - bound) <= 1e-9 * max(1.0, abs(number)):  # of rounding, not of meaning
+            return bound
+        wanted = f"a finite number in [{self.low:g}, {self.high:g}]"
+        text = f"for the completion {shortened(text)}"
+        raise RewardError(f"{self.__name__} returned {shortened(value)}, which is not {wanted}, {text}")
 
     def _neutral(self, values: list, batch: Batch) -> list[float | None]:
         """The scores with each failure replaced by the mean of its group: no push in any direction."""
@@ -285,10 +271,9 @@ class RewardFunction:
                 values[i] = mean if isinstance(values[i], Exception) else values[i]
         self.failures += len(errors)
         batch.from_trl.get("log_metric", lambda *_: None)(f"{self.__name__}/failed", len(errors))
-        logger.warning(
-            f"{self.__name__} could not score {len(errors)} of {len(values)} completions, which get the mean of "
-            f"their group; the first: {type(errors[0]).__name__}: {shortened(str(errors[0]))}"
-        )
+        told = f"{len(errors)} of {len(values)} completions, which get the mean of their group; the first"
+        first = f"{type(errors[0]).__name__}: {shortened(str(errors[0]))}"
+        logger.warning(f"{self.__name__} could not score {told}: {first}")
         return values
 
 
@@ -311,31 +296,8 @@ def reward(
         claims_correctness: whether the best score says "the answer is right"; by default where `answer` is needed.
         example: a row for the audit, where yours lack its columns; the answer `right` deserves the best score.
     """
-    make = functools.partial(RewardFunction, low=low, high=high, claims_correctness=claims_correctness, example=example)
+    make = functools.partial(RewardFunction, low=low, high=high, claims=claims_correctness, example=example)
     return make if function is None else make(function)
-
-
-REGISTRY: dict[str, RewardFunction] = {}  # the rewards of rewards.py, by name; `make test` audits each
-
-
-def register(function: RewardFunction) -> RewardFunction:
-    """Decorator: puts a reward into the registry, which tables and the audit are made from.
-
-    Raises ValueError where the name is taken.
-    """
-    if REGISTRY.get(function.__name__, function) is not function:
-        raise ValueError(f"there is a reward {function.__name__!r} already: choose another name")
-    REGISTRY[function.__name__] = function
-    return function
-
-
-def registry_table() -> str:
-    """The registry as a Markdown table: name, range, needed columns, purpose."""
-    lines = ["| reward | range | columns | purpose |", "|---|---|---|---|"]
-    for name, function in REGISTRY.items():
-        columns = ", ".join(f"`{column}`" for column in function.columns) or "–"
-        lines.append(f"| `{name}` | {function.low:g} to {function.high:g} | {columns} | {function.purpose} |")
-    return "\n".join(lines)
 
 
 def callable_name(function: Any) -> str:
@@ -356,3 +318,64 @@ def shortened(value: Any, longest: int = 300) -> str:
     """A value's repr, cut; characters that cannot be printed are escaped."""
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     return text if len(text) <= longest else f"{text[:longest]}… ({len(text)} characters)"
+
+
+# one event loop in a thread of its own, for async rewards: the loops of Jupyter and TRL are busy
+_LOOP: list[asyncio.AbstractEventLoop] = []
+_LOCK = threading.Lock()
+
+
+def run_in_background(coroutine: Coroutine) -> Any:
+    """The result of a coroutine. Raises RuntimeError inside the loop, where an async reward would wait for itself."""
+    with _LOCK:
+        if not _LOOP:
+            _LOOP.append(asyncio.new_event_loop())
+            threading.Thread(target=_LOOP[0].run_forever, name="rewards", daemon=True).start()
+    if threading.current_thread().name == "rewards":
+        coroutine.close()
+        raise RuntimeError("an async reward cannot call another one: await its `function` instead")
+    future = asyncio.run_coroutine_threadsafe(coroutine, _LOOP[0])
+    try:
+        return future.result()
+    except BaseException:  # Ctrl-C: the rest of the batch is not wanted any more
+        future.cancel()
+        raise
+
+
+def _after_fork() -> None:  # a child does not have its parent's thread, and must not inherit a held lock
+    global _LOCK
+    _LOCK = threading.Lock()
+    _LOOP.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def portable(function: Callable, reward_name: str) -> Any:
+    """What is pickled for a function: its module, file and name. A partial or a callable object is pickled as it is."""
+    if not inspect.isfunction(function):
+        return function
+    there = function.__module__, function.__code__.co_filename, function.__qualname__
+    module, _, name = there
+    in_notebook = module == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
+    if in_notebook or "<" in name or module in sys.modules and found_again(there).__code__ != function.__code__:
+        why = "its function is a lambda, is inside another function or a notebook, or is not what its file now has"
+        way = "Write it at the top level of a file, such as the my_rewards.py of notebook 02."
+        raise pickle.PicklingError(f"{reward_name} cannot be pickled: {why}. {way}")
+    return there
+
+
+def found_again(function: Any) -> Callable:
+    """The function that `portable` named; where the name stands for a reward, the function in that."""
+    if not isinstance(function, tuple):
+        return function
+    name, file, path = function
+    try:
+        module = sys.modules.get(name) or importlib.import_module(name)
+    except ModuleNotFoundError:  # notebook 03 reads my_rewards.py from a folder that is not on the path
+        spec = importlib.util.spec_from_file_location(name, file)
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    value = functools.reduce(getattr, path.split("."), module)
+    return getattr(value, "function", value)

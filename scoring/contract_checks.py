@@ -1,7 +1,5 @@
 """What every reward must hold, whatever it rewards: tried on your rows, with calls as TRL makes them."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,31 +28,32 @@ def check_contract(function: RewardFunction, trials: Sequence[Trial]) -> Iterato
     base = trial.call(function)
     yield "scores a right answer", "None for the gold answer of your rows" if base[0] is None else ""
     yield "pays for something", pays_for_nothing(function, trials)
+
+    def mixed() -> bool:
+        return any(len({score is None for score in trial.call(function)}) > 1 for trial in trials)
+
     checks: dict[str, Callable[[], str]] = {
-        "same scores the second time": lambda: first_difference(base, trial.call(function), texts),
-        "same scores in another order": lambda: first_difference(base, trial.call(function, texts[::-1])[::-1], texts),
+        "same scores the second time": lambda: difference(base, trial.call(function), texts),
+        "same scores in another order": lambda: difference(base, trial.call(function, texts[::-1])[::-1], texts),
         "odd and empty texts get a score": lambda: trial.call(function, ODD_TEXTS) and "",
-        "None only by the row, never by the completion": lambda: mixes_none(function, trials),
+        "None only by the row, never by the completion": lambda: "some have a score, others None" if mixed() else "",
         "1 MB of hostile text in under a second, in linear time": lambda: slow_text(function, trial),
     }
     if not function.groupwise:
         alone = (trial.call(function, [text])[0] for text in texts)
-        checks["same score alone as in the batch"] = lambda: first_difference(base, list(alone), texts)
+        checks["same score alone as in the batch"] = lambda: difference(base, list(alone), texts)
     if not isinstance(function, AdoptedFunction):  # which need only take what your rows are: chat or text, begun or not
 
-        def scores(prompt: Any, texts: Sequence[str] = texts) -> list[float | None]:
+        def compare(one: Any, other: Any, texts: Sequence[str]) -> str:
             ids = [[0] * 40] * len(texts)  # TRL counts the tokens of the completion alone, which the forms change
-            return Trial({**trial.row, "prompt": prompt}, []).call(function, texts, completion_ids=ids)
+            trials = [Trial({**trial.row, "prompt": prompt}, []) for prompt in (one, other)]
+            return difference(*(trial.call(function, texts, completion_ids=ids) for trial in trials), texts)
 
-        question, right = question_text(trial.row["prompt"]), texts[:1]
+        question = question_text(trial.row["prompt"])
         chat = [{"role": "user", "content": question}]
         begun = [*chat, {"role": "assistant", "content": formats.FORMAT.opening}]
-        checks["same scores for chat messages and plain text"] = lambda: first_difference(
-            scores(question), scores(chat), texts
-        )
-        checks["what the prompt has begun is put back"] = lambda: first_difference(
-            scores(chat, right), scores(begun, right), right
-        )
+        checks["same scores for chat messages and plain text"] = lambda: compare(question, chat, texts)
+        checks["what the prompt has begun is put back"] = lambda: compare(chat, begun, texts[:1])
     if "answer" in function.columns:
         checks["pays nothing where the gold is missing"] = lambda: paid_without_gold(function, trial)
     for what, check in checks.items():
@@ -87,12 +86,7 @@ def paid_without_gold(function: RewardFunction, trial: Trial) -> str:
     return f"{best:g} where answer is None: return None there" if best > max(function.low, 0.0) else ""
 
 
-def mixes_none(function: RewardFunction, trials: Sequence[Trial]) -> str:
-    mixed = any(len({score is None for score in trial.call(function)}) > 1 for trial in trials)
-    return "some completions of a group have a score and others None" if mixed else ""
-
-
-def first_difference(expected: Sequence, found: Sequence, texts: Sequence[str]) -> str:
+def difference(expected: Sequence, found: Sequence, texts: Sequence[str]) -> str:
     for one, other, text in zip(expected, found, texts, strict=True):
         if one != other and (one is None or other is None or abs(one - other) >= 1e-9):
             return f"{one} and {other} for {text[-80:]!r}"

@@ -1,13 +1,12 @@
 """How a completion marks its reasoning and its final answer. `FORMAT`, on the last lines, is the format in use."""
 
-from __future__ import annotations
-
 import functools
 import re
 import unicodedata
 from dataclasses import dataclass
 
 FILLERS = "\u115f\u1160\u3164\uffa0\u2800"  # letters and symbols that are drawn as nothing
+CLOSERS = " \t\r\n.$"  # what may close a sentence or a formula after a boxed answer
 
 
 def has_words(text: str) -> bool:
@@ -21,9 +20,9 @@ def is_visible(text: str) -> bool:
 
 
 class Format:
-    """How a completion marks its reasoning and its final answer. A subclass also defines:
+    """How a completion marks its reasoning and its final answer. A subclass defines:
 
-    write(reasoning, answer): a completion in this format, for few-shot examples and tests.
+    write(reasoning, answer): a completion in this format.
     split(completion): (reasoning, answer) of a strictly formatted completion, None for anything else.
     reasoning(completion): the reasoning, or None where there is none, several, or it is never closed.
     find_answer(completion): (text before it, the one answer outside the reasoning, text after it), or None.
@@ -53,12 +52,11 @@ class TagFormat(Format):
 
     @property
     def system_prompt(self) -> str:
-        thoughts, final = (" and ".join(pair) for pair in (self.marks[:2], self.marks[2:]))
+        thoughts, final = " and ".join(self.marks[:2]), " and ".join(self.marks[2:])
         return f"Think step by step between {thoughts}, then give only the final answer between {final}."
 
     def write(self, reasoning: str, answer: str) -> str:
-        open_reasoning, close_reasoning, open_answer, close_answer = self.marks
-        return f"{open_reasoning}\n{reasoning}\n{close_reasoning}\n{open_answer}\n{answer}\n{close_answer}"
+        return "{}\n{reasoning}\n{}\n{}\n{answer}\n{}".format(*self.marks, reasoning=reasoning, answer=answer)
 
     def split(self, completion: str) -> tuple[str, str] | None:
         # Counting instead of one regular expression: lazy groups in a row are quadratic on repeated tags.
@@ -77,8 +75,7 @@ class TagFormat(Format):
         opening, closing = self.marks[:2]
         if completion.count(opening) != 1 or completion.count(closing) != 1:
             return None
-        _, _, rest = completion.partition(opening)
-        reasoning, found, _ = rest.partition(closing)
+        reasoning, found, _ = completion.partition(opening)[2].partition(closing)
         return reasoning.strip() if found else None
 
     def find_answer(self, completion: str) -> tuple[str, str, str] | None:
@@ -125,10 +122,10 @@ class TagFormat(Format):
 
 
 class MarkedFormat(Format):
-    """Free reasoning, then one marked answer at the end. Base of `BoxedFormat` and `HashFormat`."""
+    """Free reasoning, then one marked answer at the end. Base of `BoxedFormat` and `HashFormat`, which define:
 
-    def find(self, completion: str) -> tuple[int, str, str] | None:
-        """(where the marker begins, the answer, the text after it) of the only marker, or None."""
+    find(completion): (where the marker begins, the answer, the text after it) of the only marker, or None.
+    """
 
     def split(self, completion: str) -> tuple[str, str] | None:
         found = self.find(completion)
@@ -153,9 +150,6 @@ class MarkedFormat(Format):
         return [True, has_words(completion[: found[0]]), is_visible(found[1]), not found[2].strip(CLOSERS)]
 
 
-CLOSERS = " \t\r\n.$"  # what may close a sentence or a formula after a boxed answer
-
-
 @dataclass(frozen=True)
 class BoxedFormat(MarkedFormat):
     r"""Free reasoning, then the answer in one `\boxed{…}`, as mathematical models are trained to write it."""
@@ -169,14 +163,13 @@ class BoxedFormat(MarkedFormat):
     def find(self, completion: str) -> tuple[int, str, str] | None:
         if completion.count("\\boxed{") != 1:
             return None
-        start = completion.index("\\boxed{")
-        depth, first = 0, start + len("\\boxed")
-        for match in re.finditer(r"[{}]", completion[first:]):
-            depth += 1 if match[0] == "{" else -1
+        before, _, inside = completion.partition("\\boxed{")
+        depth = 1
+        for brace in re.finditer(r"[{}]", inside):
+            depth += 1 if brace[0] == "{" else -1
             if depth == 0:
-                end = first + match.end()
-                rest = re.sub(r"^\s*\\[)\]]", "", completion[end:])  # closes an inline or display formula
-                return start, completion[first + 1 : end - 1].strip(), rest
+                rest = re.sub(r"^\s*\\[)\]]", "", inside[brace.end() :])  # closes an inline or display formula
+                return len(before), inside[: brace.start()].strip(), rest
         return None
 
 

@@ -1,7 +1,5 @@
 """A language model behind an OpenAI-compatible endpoint as judge."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
@@ -60,9 +58,8 @@ class Judge:
     async def grade(self, question: str, answer: str, reference: str | None = None) -> float:
         """The grade of one answer, from 0 to 1.
 
-        Raises:
-            RewardFailure: no grade now: the budget is spent, the service is down, the reply is no grade.
-            ValueError: no model is named, or the endpoint refuses the model or the key.
+        Raises RewardFailure where there is none now (the budget is spent, the service is down, the reply is no grade),
+        ValueError where no model is named, or the endpoint refuses the model or the key.
         """
         self._connect()
         asked = json.dumps([self.model, self.base_url, self.rubric, question, answer, reference])
@@ -82,8 +79,8 @@ class Judge:
         self.base_url = self.base_url or os.environ.get("JUDGE_BASE_URL")
         self.host = urlsplit(self.base_url or "").hostname or ""
         if not self.model:
-            way = 'use judge_reward.with_options(judge=Judge(model="…", base_url="…"))'
-            raise ValueError(f"judge_reward needs a model: set JUDGE_MODEL (and JUDGE_BASE_URL), or {way}")
+            way = 'set JUDGE_MODEL (and JUDGE_BASE_URL), or with_options(judge=Judge(model="…", base_url="…"))'
+            raise ValueError(f"judge_reward needs a model: {way}")
         if self._owner != os.getpid():
             import openai
 
@@ -102,8 +99,8 @@ class Judge:
                 raise RewardFailure(f"the judge's budget is spent: {self.calls} calls, ${self.cost:.2f}")
             self.calls += 1
             try:
-                messages = self._messages(question, answer, reference)
                 settings = {"model": self.model, "temperature": 0.0, "max_tokens": 64}
+                messages = self._messages(question, answer, reference)
                 reply = await self._client.chat.completions.create(messages=messages, **settings)
             except openai.APIStatusError as error:  # "from None": its text may repeat what was sent, the key too
                 once_fine = error.status_code in (400, 422) and self._graded  # then it is this answer, not the settings
@@ -112,8 +109,8 @@ class Judge:
                 why = f"{error.status_code} {self._redacted(error.message)}; check model, base_url and key"
                 raise ValueError(f"the judge refuses: {why}") from None
             except openai.APIConnectionError as error:  # a timeout is one too
-                where = self.host or "the default address"
-                raise RewardFailure(f"the judge at {where} cannot be reached: {self._redacted(str(error))}") from None
+                why = f"at {self.host or 'the default address'} cannot be reached: {self._redacted(str(error))}"
+                raise RewardFailure(f"the judge {why}") from None
             except (openai.OpenAIError, ValueError) as error:
                 raise RewardFailure(f"the judge's reply cannot be read: {self._redacted(str(error))}") from None
             try:

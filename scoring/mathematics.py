@@ -1,7 +1,5 @@
 """Mathematical equality of two answers: math-verify, in a process of its own with a time limit."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools
@@ -39,7 +37,7 @@ DEEPEST = 12  # brackets within brackets; sympy's time grows fast with them
 
 @functools.lru_cache(maxsize=10_000)
 def symbolically_equal(gold: str, given: str, time_limit: float = 1.0) -> bool:
-    """math-verify's verdict with exact arithmetic; False where it takes more than `time_limit` seconds of work.
+    """math-verify's exact verdict; False where it takes more than `time_limit` seconds of work.
 
     Running out of time is not neutral here: a policy could make it happen at will.
     """
@@ -64,8 +62,7 @@ def is_expression(given: str, gold: str) -> bool:
         return False
     if max(bracket_depths(given, "([{", ")]}"), default=0) > DEEPEST:
         return False
-    words = set(re.findall(r"[^\W\d_]{2,}", given))
-    if any(word not in MATH_WORDS and word not in gold for word in words):
+    if any(word not in MATH_WORDS and word not in gold for word in set(re.findall(r"[^\W\d_]{2,}", given))):
         return False
     if numeric and (not STRUCTURE.search(given) or UNDONE.fullmatch(OPERATORS.sub("*", given))):
         return False  # the work is left to the reader, or it is a number with something glued to it
@@ -108,8 +105,8 @@ def bracket_depths(text: str, opening: str, closing: str) -> list[int]:
 class MathWorker:
     """math-verify in a process of its own (math_worker.py), so that a time limit holds in any thread.
 
-    math-verify's own limits are signals, which work only in the main thread and do not interrupt a long
-    multiplication. Here the signal stops the other process. Where that does not help, it is killed.
+    math-verify's own limits are signals, which work only in the main thread and do not interrupt a long multiplication.
+    Here the signal stops the other process. Where that does not help, it is killed.
     """
 
     START_LIMIT = 60.0  # seconds to import sympy on a busy machine
@@ -123,15 +120,13 @@ class MathWorker:
         with self.lock:
             if self.process is None or self.process.poll() is not None:
                 self._start()
-            try:
-                self.process.stdin.write(json.dumps([gold, given, time_limit]) + "\n")
-                self.process.stdin.flush()
+            with contextlib.suppress(queue.Empty, OSError):
+                print(json.dumps([gold, given, time_limit]), file=self.process.stdin, flush=True)
                 reply = self.replies.get(timeout=3 * time_limit + 1.0)  # it stops itself, unless it is deep in C
-            except (queue.Empty, OSError):
-                reply = ""
-            if not reply:
-                self.stop()
-            return json.loads(reply) if reply else None  # null where it stopped itself
+                if reply:
+                    return json.loads(reply)  # null where it stopped itself
+            self.stop()
+            return None
 
     def _start(self) -> None:
         self.stop()

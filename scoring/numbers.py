@@ -1,7 +1,5 @@
 """Numbers as people and models write them: signs, thousands, fractions, currencies, units."""
 
-from __future__ import annotations
-
 import functools
 import re
 import unicodedata
@@ -52,8 +50,8 @@ UNIT_SPELLINGS = """
 """
 UNITS = {spelling: unit.split()[0] for unit in re.split(r"[|\n]", UNIT_SPELLINGS.strip()) for spelling in unit.split()}
 UNITS |= {"£": "pound sterling", "gbp": "pound sterling", "mph": "mile per hour", "per cent": "percent"}
-UNITS |= {"°c": "degree celsius", "°f": "degree fahrenheit"}
-UNITS |= {"degrees celsius": "degree celsius", "degrees fahrenheit": "degree fahrenheit"}
+UNITS |= {f"°{name[0]}": f"degree {name}" for name in ("celsius", "fahrenheit")}
+UNITS |= {f"degrees {name}": f"degree {name}" for name in ("celsius", "fahrenheit")}
 KNOWN_UNITS = frozenset(UNITS.values())
 PER = re.compile(r"\s?/\s?|\s?\b(?:per|an|a)\s")
 POWERS = {"square": "^2", "cubic": "^3"}
@@ -116,9 +114,8 @@ ANNOUNCED = re.compile(r"(?:(?:so|thus|therefore|hence),? )?(?:the )?(?:final |c
 def extract_number(text: str) -> Fraction | None:
     """The number that a short text states, exactly; None unless the text is one number.
 
-    Understood: signs (also the unicode minus), decimals, thousands separators, currency, percent
-    (85% is 85), a unit, fractions, scientific notation, "5 million", LaTeX, and bold, quotes or a
-    full stop around it. A hedge ("about 5") or a choice ("4 or 5") is not one number.
+    Understood: signs, decimals, thousands separators, currency, percent (85% is 85), a unit, fractions, scientific
+    notation, "5 million", LaTeX, and bold, quotes or a full stop around it. "about 5" and "4 or 5" are not one number.
 
     >>> extract_number("**$1,200.50**"), extract_number("−3 degrees"), extract_number("1 1/2")
     (Fraction(2401, 2), Fraction(-3, 1), Fraction(3, 2))
@@ -134,9 +131,8 @@ def read_number(text: str) -> tuple[Fraction, str] | None:
     return parse_number(text) if len(text) <= LONGEST_NUMBER else None
 
 
-@functools.lru_cache(maxsize=65_536)
+@functools.lru_cache(maxsize=65_536)  # which holds no long texts
 def parse_number(text: str) -> tuple[Fraction, str] | None:
-    """`read_number` for short texts: the cache holds no long ones."""
     if PLAIN_INTEGER.fullmatch(text):
         return Fraction(int(text)), ""
     undressed = undress_number(text)
@@ -149,10 +145,8 @@ def parse_number(text: str) -> tuple[Fraction, str] | None:
         return None
     if words and len(unit) < 4 and unit not in UNITS and (len(unit) == 1 or not match["unit"][0].isspace()):
         return None  # 12n or 3ab is algebra, or a size in letters
-    if re.search(r"\dm$", undressed):
-        return None  # "5m" may be metres or millions; "5 m" is metres
     value = value_of(match)
-    if value is None:
+    if value is None or re.search(r"\dm$", undressed):  # "5m" may be metres or millions; "5 m" is metres
         return None
     if match["currency"]:
         unit = f"{match['currency']} {unit}" if PER.match(unit) else match["currency"]

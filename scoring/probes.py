@@ -1,7 +1,5 @@
 """The completions that the audit tries: right, badly formatted, wrong, silent and cheating ones, made from your rows."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re
@@ -56,8 +54,7 @@ FAR_OUT = "100000000000000000001"  # where floating-point numbers no longer know
 def make_trials(function: RewardFunction, rows: Sequence[dict[str, Any]]) -> list[Trial]:
     """The rows that this reward can be tried on: yours where they have its columns, else its own example.
 
-    Raises:
-        MissingColumnError: where there is neither.
+    Raises MissingColumnError where there is neither.
     """
     needed = set(function.columns) | function.example.keys() - {"right"}
     usable = [dict(row) for row in rows if needed <= row.keys() and (find_gold(row) or not function.claims_correctness)]
@@ -71,8 +68,7 @@ def make_trials(function: RewardFunction, rows: Sequence[dict[str, Any]]) -> lis
     gold = usable[0].get("answer")
     if extract_number(str(gold)) is not None and not function.example:
         usable.append({name: FAR_OUT if value == gold else value for name, value in usable[0].items()})
-    golds = [find_gold(row) or "12" for row in usable]  # a reward of style alone needs no gold
-    trials = []
+    golds, trials = [find_gold(row) or "12" for row in usable], []  # a reward of style alone needs no gold
     for gold, row in zip(golds, usable):
         value = extract_number(gold)
         wrong = near_miss(gold) if value is None else plain_number(value + 7)
@@ -101,18 +97,11 @@ HEDGES += ["GOLDe999999999", "some say GOLD, and I would not rule it out"]
 
 
 def make_probes(right: str, wrong: str, others: Sequence[str], question: str) -> list[Probe]:
-    """One plainly right completion, and at least 40 kinds of wrong, silent and cheating ones.
-
-    Args:
-        right: the gold answer.
-        wrong: an answer that is wrong.
-        others: wrong answers of other rows.
-        question: the text of the prompt.
-    """
+    """One plainly right completion, and at least 40 kinds of wrong, silent and cheating ones. `right` is the gold answer."""
     write, candidates = formats.FORMAT.write, [right, wrong, *others][:12]
     hedges = {text: re.sub("GOLD|OTHER", lambda m: right if m[0] == "GOLD" else wrong, text) for text in HEDGES}
     hedges |= {"all candidates": ", ".join(candidates), "all candidates in two halves": " ".join(candidates)}
-    hedges |= {"number spam": " ".join(map(str, range(100)))}
+    hedges["number spam"] = " ".join(map(str, range(100)))
     probes = [
         Probe("right", "the gold answer in the asked-for format", write(WORKING, right)),
         *(Probe("dressed", f"the gold answer with {what}", write(WORKING, text)) for what, text in respelled(right)),
@@ -140,10 +129,7 @@ def respelled(right: str) -> Iterator[tuple[str, str]]:
 def wrong_answers(right: str, wrong: str, others: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(what it is, the answer)."""
     yield ANOTHER, wrong
-    yield "an invented word", "blorple"
-    yield "the word answer", "answer"
-    yield "null", "None"
-    yield "a dash", "-"
+    yield from {"an invented word": "blorple", "the word answer": "answer", "null": "None", "a dash": "-"}.items()
     if others:
         yield "another row's answer", others[0]
     if len(right) > 1:

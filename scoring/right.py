@@ -29,12 +29,8 @@ def deciding_rewards(functions: Sequence[RewardFunction], weights: Sequence[floa
 def right_or_wrong(scores: pd.DataFrame, ranges: Mapping[str, tuple[float, float]]) -> pd.Series:
     """1 for a right completion, 0 for a wrong one, NaN where no deciding reward can say.
 
-    Args:
-        scores: a row a completion, a column a reward; NaN where a reward gave no score.
-        ranges: the lowest and the highest score of each deciding reward; other columns are ignored.
-
-    Raises:
-        ValueError: for a deciding reward without a finite range.
+    `scores` has a row a completion and a column a reward, NaN where a reward gave no score; `ranges` the lowest and the
+    highest score of each deciding reward. Raises ValueError for a deciding reward without a finite range.
     """
     for name, (low, high) in ranges.items():
         if not (math.isfinite(low) and math.isfinite(high) and low < high):

@@ -1,7 +1,5 @@
 """Answers with a structure: multiple choice, countdown sums, schedules, JSON against a JSON Schema."""
 
-from __future__ import annotations
-
 import ast
 import bisect
 import functools
@@ -30,8 +28,7 @@ def choice_index(answer: Any, texts: list[str]) -> int | None:
     if gold in texts:
         return texts.index(gold)
     match = CHOICE.fullmatch(gold)
-    index = ord(match[1]) - ord("a") if match else -1
-    return index if 0 <= index < (len(texts) or 26) else None
+    return index if match and (index := ord(match[1]) - ord("a")) < (len(texts) or 26) else None
 
 
 def chosen_index(given: str, texts: list[str]) -> int | None:
@@ -41,20 +38,19 @@ def chosen_index(given: str, texts: list[str]) -> int | None:
     given = plain_text(unwrap_formula(given)).strip("[]")
     if texts.count(given) == 1:  # the text first: a choice may be called "b" and not be the second
         return texts.index(given)
-    match = CHOICE.fullmatch(given)
-    index = ord(match[1]) - ord("a") if match else None
-    agrees = match and (not match[2] or plain_text(match[2]) in texts[index : index + 1])
-    return index if agrees else None
+    if match := CHOICE.fullmatch(given):
+        index = ord(match[1]) - ord("a")
+        return index if not match[2] or plain_text(match[2]) in texts[index : index + 1] else None
+    return None
 
 
 def whole_numbers(values: Any) -> list[int]:
     """The values as ints; empty where one of them is not a whole number."""
     try:
-        values = list(values)
         whole = [int(value) for value in values]
+        return whole if whole == list(values) else []
     except (TypeError, ValueError, OverflowError):
         return []
-    return whole if whole == values else []
 
 
 LONGEST_SUM = 300  # characters
@@ -134,7 +130,7 @@ def read_schedule(text: str) -> list[tuple[int, int, str]] | None:
         match = CLOCK.fullmatch(line.strip()) if len(line) <= LONGEST_LINE else None
         if not match:
             return None
-        h1, m1, h2, m2 = (int(number) for number in match.groups()[:4])
+        h1, m1, h2, m2 = map(int, match.groups()[:4])
         chosen.append((60 * h1 + m1, 60 * h2 + m2, plain_text(match[5])))
     return sorted(chosen)
 

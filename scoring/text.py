@@ -1,7 +1,5 @@
 """Words, n-grams, steps of reasoning, and likeness to a reference text."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re
@@ -38,8 +36,8 @@ def count_steps(reasoning: str, most: int) -> int:
         words = first_words(line[mark.end() if mark else 0 :])
         if len(set(words)) >= 3:
             found.add(tuple(words))
-            if len(found) == most:
-                break
+        if len(found) == most:
+            break
     return len(found)
 
 

@@ -12,7 +12,10 @@ from lab.files import ROOT
 from lab.measure import code_scores
 from lab.model.sampling import Sampled
 from sandbox import Sandbox
-from scoring.cases import BOTH, PROBLEM
+from scoring.code import DOUBLE
+
+PROBLEM = {name: value for name, value in DOUBLE.items() if name != "right"}
+BOTH = DOUBLE["right"] + "\n"
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,14 @@ import time
 
 import pytest
 
-import rewards
 import sandbox as module
 from rewards import RewardError, code_reward, extract_code, function_prompt, syntax_reward
 from sandbox import Sandbox
-from scoring.cases import BOTH, PROBLEM
-from scoring.code import default_sandbox
+from scoring import code
+from scoring.code import DOUBLE
+
+PROBLEM = {name: value for name, value in DOUBLE.items() if name != "right"}
+BOTH = DOUBLE["right"] + "\n"
 
 
 def batch(function, texts, **changed):
@@ -66,7 +68,7 @@ def test_a_lost_worker_is_neutral_within_the_group(box, monkeypatch):
 
 
 def test_a_sandbox_that_cannot_start_stops_the_run_with_its_reason(monkeypatch):
-    monkeypatch.setattr(rewards, "default_sandbox", default_sandbox.__wrapped__)  # the one of this process is open
+    monkeypatch.setattr(code, "default_sandbox", code.default_sandbox.__wrapped__)  # the one of this process is open
     monkeypatch.setattr(module.sys, "platform", "darwin")
     with pytest.raises(RewardError, match="SandboxUnavailable: The sandbox needs Linux"):
         batch(code_reward, [BOTH])

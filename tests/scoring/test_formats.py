@@ -12,7 +12,6 @@ from rewards import (
     extract_reasoning,
     format_reward,
     soft_format_reward,
-    split_completion,
 )
 from scoring import formats
 
@@ -24,7 +23,7 @@ def test_everything_follows_the_format_from_one_place(other, monkeypatch):
     old = FORMAT.write("3 * 4 = 12", "12")
     monkeypatch.setattr(formats, "FORMAT", other)
     good = other.write("3 * 4 = 12", "12")
-    assert split_completion(good) == ("3 * 4 = 12", "12")
+    assert other.split(good) == ("3 * 4 = 12", "12")
     assert (extract_reasoning(good), extract_answer(good)) == ("3 * 4 = 12", "12")
     assert (
         format_reward.score(good)

@@ -102,7 +102,7 @@ def test_a_reward_that_another_process_could_not_find_says_why():
 
     for function in (local_reward, reward(lambda completion: 1.0), adopt(lambda completions: [1.0], name="theirs")):
         with pytest.raises(
-            pickle.PicklingError, match=f"{function.__name__} cannot be pickled: its function is a lambda"
+            pickle.PicklingError, match=f"{function.__name__} cannot be pickled: its function is a lambda, is inside"
         ):
             pickle.dumps(gate(function, by=correctness_reward))
 
@@ -111,7 +111,7 @@ def test_a_reward_of_a_notebook_says_why(monkeypatch):
     notebook = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", notebook)
     exec("from rewards import reward\n@reward\ndef mine(completion: str) -> float:\n    return 1.0", vars(notebook))
-    with pytest.raises(pickle.PicklingError, match="mine cannot be pickled: .* in a notebook. .* my_rewards.py"):
+    with pytest.raises(pickle.PicklingError, match="mine cannot be pickled: .* or a notebook, .* my_rewards.py"):
         pickle.dumps(notebook.mine)
 
 
@@ -119,7 +119,7 @@ def test_a_reward_whose_name_means_another_one_by_now_is_refused(own, monkeypatc
     edited = types.ModuleType("my_rewards")
     exec("def own_reward(completion, answer):\n    return 0.0", vars(edited))
     monkeypatch.setitem(sys.modules, "my_rewards", edited)
-    with pytest.raises(pickle.PicklingError, match="not what my_rewards now calls own_reward"):
+    with pytest.raises(pickle.PicklingError, match="own_reward cannot be pickled: .* is not what its file now has"):
         pickle.dumps(own["own_reward"])
 
 

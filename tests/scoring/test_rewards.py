@@ -21,49 +21,14 @@ from rewards import (
     correctness_reward,
     cosine_length_reward,
     debug_reward,
-    diversity_reward,
     json_reward,
     math_reward,
     registry_table,
     rouge_reward,
     soft_overlong_reward,
 )
-from scoring.cases import CASES
 
 SCORING = ROOT / "scoring"
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.reward}-{case.kind}-{case.what}")
-def test_case(case):
-    assert case.holds, f"{case.completion[:300]!r} scored {case.score}, expected {case.expected}"
-
-
-GROUPS = [  # of diversity_reward: kind, what, the completions of the group, their scores
-    ("right", "all different", ["a b c d", "e f g h", "i j k l"], [1, 1, 1]),
-    ("wrong", "two alike", ["a b c", "a b c", "x y z"], [0.5, 0.5, 1]),
-    ("cheating", "all alike", ["a b c"] * 4, [0, 0, 0, 0]),
-    ("cheating", "all empty", ["", " ", ""], [0, 0, 0]),
-]
-
-
-@pytest.mark.parametrize(
-    "kind, what, completions, expected", GROUPS, ids=lambda value: value if isinstance(value, str) else ""
-)
-def test_group_case(kind, what, completions, expected):
-    assert diversity_reward(prompts=["p"] * len(completions), completions=completions) == pytest.approx(expected)
-
-
-def test_every_reward_has_right_wrong_and_cheating_cases():
-    for name in REGISTRY.keys() - {"diversity_reward", "debug_reward"}:  # these have groups, and no opinion
-        assert {case.kind for case in CASES if case.reward == name} == {"right", "wrong", "cheating"}, name
-    assert {kind for kind, *_ in GROUPS} == {"right", "wrong", "cheating"}
-
-
-def test_no_wrong_or_cheating_case_scores_above_a_right_one():
-    for name in REGISTRY.keys() - {"debug_reward", "judge_reward"}:
-        scored = [(case.kind, case.score) for case in CASES if case.reward == name and case.score is not None]
-        lowest_right = min(score for kind, score in scored if kind == "right")
-        assert all(score < lowest_right for kind, score in scored if kind != "right"), name
 
 
 @pytest.mark.parametrize("name", ["rewards", *(f"scoring.{path.stem}" for path in sorted(SCORING.glob("[a-z]*.py")))])
@@ -74,6 +39,10 @@ def test_docstring_examples(name):
 
 def test_docstrings_have_many_examples():
     assert sum(len(found.examples) for found in doctest.DocTestFinder().find(rewards)) >= 30
+
+
+def test_the_registry_has_every_reward_of_the_module():
+    assert list(REGISTRY) == [name for name in rewards.__all__ if name.endswith("_reward")]
 
 
 def test_every_reward_says_range_purpose_and_example_in_its_docstring():
