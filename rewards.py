@@ -35,14 +35,32 @@ from typing import Any
 
 from scoring import answers, formats, mathematics, structured
 from scoring import code as code_search
-from scoring.answers import extract_answer, extract_gsm8k_answer, extract_reasoning, final_text, gold_text, same_answer
-from scoring.batch import Batch, assistant_prefix, completion_text, count_tokens, question_text
+from scoring.answers import (
+    extract_answer,
+    extract_gsm8k_answer,
+    extract_reasoning,
+    final_text,
+    gold_text,
+    same_answer,
+    split_completion,
+)
+from scoring.batch import Batch, assistant_prefix, completion_text, count_tokens, message_text, question_text
 from scoring.code import DOUBLE, extract_code, function_prompt
-from scoring.combine import adopt, cached, gate, prepare_rewards, rename, rescale
-from scoring.contract import REGISTRY, MissingColumnError, RewardError, RewardFailure, RewardFunction, reward
-from scoring.formats import FORMAT, SYSTEM_PROMPT, BoxedFormat, Format, HashFormat, TagFormat
+from scoring.combine import AdoptedFunction, CombinedReward, adopt, cached, gate, prepare_rewards, rename, rescale
+from scoring.contract import (
+    REGISTRY,
+    MissingColumnError,
+    RewardError,
+    RewardFailure,
+    RewardFunction,
+    is_failure,
+    register,
+    reward,
+)
+from scoring.formats import FORMAT, SYSTEM_PROMPT, BoxedFormat, Format, HashFormat, MarkedFormat, TagFormat
 from scoring.judge import DEFAULT_JUDGE, Judge
 from scoring.numbers import extract_number, read_number, same_number, units_differ
+from scoring.structured import arithmetic, best_schedule
 from scoring.text import bleu_scorer, count_steps, ngrams, reference_and_text, rouge_f_measure
 
 __all__ = ["format_reward", "soft_format_reward", "correctness_reward", "math_reward", "numeric_closeness_reward"]
@@ -51,12 +69,14 @@ __all__ += ["schedule_reward", "code_reward", "syntax_reward", "length_reward", 
 __all__ += ["soft_overlong_reward", "repetition_reward", "reasoning_steps_reward", "style_reward", "diversity_reward"]
 __all__ += ["judge_reward", "debug_reward"]
 # what rewards are made with
-__all__ += ["reward", "adopt", "gate", "rescale", "rename", "cached", "prepare_rewards", "REGISTRY", "registry_table"]
-__all__ += ["RewardFunction", "Batch", "Judge", "RewardError", "RewardFailure", "MissingColumnError"]
+__all__ += ["reward", "adopt", "gate", "rescale", "rename", "cached", "prepare_rewards", "register", "REGISTRY"]
+__all__ += ["registry_table", "RewardFunction", "AdoptedFunction", "CombinedReward", "Batch", "Judge"]
+__all__ += ["RewardError", "RewardFailure", "MissingColumnError", "is_failure"]
 # what completions are read with
-__all__ += ["FORMAT", "SYSTEM_PROMPT", "Format", "TagFormat", "BoxedFormat", "HashFormat", "extract_reasoning"]
-__all__ += ["extract_answer", "final_text", "extract_number", "extract_code", "extract_gsm8k_answer", "gold_text"]
-__all__ += ["same_answer", "count_tokens", "completion_text", "question_text", "assistant_prefix", "function_prompt"]
+__all__ += ["FORMAT", "SYSTEM_PROMPT", "Format", "TagFormat", "MarkedFormat", "BoxedFormat", "HashFormat"]
+__all__ += ["split_completion", "extract_reasoning", "extract_answer", "final_text", "extract_number", "extract_code"]
+__all__ += ["extract_gsm8k_answer", "gold_text", "same_answer", "count_tokens", "completion_text", "message_text"]
+__all__ += ["question_text", "assistant_prefix", "function_prompt", "arithmetic", "best_schedule"]
 
 
 @reward
@@ -68,7 +88,7 @@ def format_reward(completion: str) -> float:
     >>> format_reward.score("<think></think><answer>4</answer>")
     0.0
     """
-    return 1.0 if formats.FORMAT.split(completion) else 0.0
+    return 1.0 if split_completion(completion) else 0.0
 
 
 @reward
@@ -83,7 +103,7 @@ def soft_format_reward(completion: str) -> float:
     >>> soft_format_reward.score("<think>2 + 2 = 4</think><answer>4</answer> Bye!")
     0.6
     """
-    return 1.0 if formats.FORMAT.split(completion) else sum(formats.FORMAT.in_place(completion)) / 5
+    return 1.0 if split_completion(completion) else sum(formats.FORMAT.in_place(completion)) / 5
 
 
 @reward
@@ -244,7 +264,7 @@ def countdown_reward(completion: str, numbers: Sequence[int], target: Any) -> fl
     expression, equals, result = mathematics.unwrap_formula(extract_answer(completion) or "").partition("=")
     if equals and extract_number(result) != wanted:
         return 0.0
-    value, used = structured.arithmetic(expression) or (None, [])
+    value, used = arithmetic(expression) or (None, [])
     return 1.0 if value == wanted and sorted(used) == sorted(given_numbers) else 0.0
 
 
@@ -268,7 +288,7 @@ def schedule_reward(completion: str, events: Any) -> float | None:
         return 0.0
     if any(after[0] < before[1] for before, after in itertools.pairwise(chosen)):
         return 0.0
-    return min(1.0, sum(known[event] for event in chosen) / structured.best_schedule(known))
+    return min(1.0, sum(known[event] for event in chosen) / best_schedule(known))
 
 
 @reward(claims_correctness=True, example=DOUBLE)
@@ -473,7 +493,7 @@ def debug_reward(
     """
     found, step = [extract_answer(text) for text in completions], getattr(trainer_state, "global_step", 0)
     log_extra("extracted_answer", found)
-    log_extra("strict_format", [formats.FORMAT.split(text) is not None for text in completions])
+    log_extra("strict_format", [split_completion(text) is not None for text in completions])
     if step % every == 0:
         print(f"--- step {step}, gold {answer!r}, extracted {found[0]!r}:\n{completions[0][:1000]}")
     return [0.0] * len(completions)

@@ -10,6 +10,17 @@ from scoring.formats import is_visible
 from scoring.numbers import DRESSING, extract_number, read_number, same_number
 
 
+def split_completion(completion: str) -> tuple[str, str] | None:
+    """(reasoning, answer) of a strictly formatted completion, None for anything else.
+
+    >>> split_completion("<think>2 + 2 = 4</think> <answer>4</answer>")
+    ('2 + 2 = 4', '4')
+    >>> split_completion("<think>2 + 2 = 4</think> <answer>4</answer> Bye!") is None
+    True
+    """
+    return formats.FORMAT.split(completion)
+
+
 def extract_reasoning(completion: str) -> str | None:
     """The reasoning, or None where there is none, several, or it is never closed.
 

@@ -48,6 +48,13 @@ def is_failure(error: BaseException) -> bool:
     return isinstance(error, NEUTRAL) or bool(names & NEUTRAL_NAMES and "HTTPError" not in names)
 
 
+def register(function: RewardFunction) -> RewardFunction:
+    """Decorator: puts a reward of another file beside those of rewards.py. Raises ValueError where the name is taken."""
+    if REGISTRY.setdefault(function.__name__, function) is not function:
+        raise ValueError(f"there is a reward {function.__name__!r} already: choose another name")
+    return function
+
+
 class RewardFunction:
     """A reward in TRL's signature, made by `@reward` from the score of one completion or of one group.
 

@@ -22,12 +22,13 @@ from rewards import (
     format_reward,
     gate,
     length_reward,
+    register,
     reward,
     same_answer,
     soft_format_reward,
     style_reward,
 )
-from scoring import contract_checks
+from scoring import contract, contract_checks
 from scoring.audit import audit
 from scoring.probes import make_probes, make_trials, near_miss
 
@@ -65,6 +66,20 @@ def test_every_reward_of_the_registry_holds(name):
         assert stopped == cheats and int(cheats) >= 40
         good, dressed = line["right dressed otherwise"].split("/") if "/" in line["right dressed otherwise"] else (0, 0)
         assert good == dressed, "it misses right answers in other clothes"
+
+
+def test_a_reward_added_to_the_registry_is_audited_with_no_further_work(monkeypatch):
+    monkeypatch.setattr("scoring.contract.REGISTRY", {"format_reward": format_reward})
+
+    @register
+    @reward
+    def anywhere_reward(completion: str, answer: str) -> float:
+        return float(answer in completion)
+
+    assert audit(contract.REGISTRY.values(), ROWS[:1]).summary["verdict"].to_dict() == {
+        "format_reward": "holds",
+        "anywhere_reward": "fails",
+    }
 
 
 @pytest.mark.parametrize("other", [TagFormat("reasoning", "answer"), BoxedFormat(), HashFormat()], ids=repr)

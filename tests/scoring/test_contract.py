@@ -17,12 +17,14 @@ from rewards import (
     correctness_reward,
     diversity_reward,
     format_reward,
+    is_failure,
     length_reward,
+    register,
+    rename,
     reward,
     soft_format_reward,
     style_reward,
 )
-from scoring.contract import is_failure
 
 
 @reward
@@ -346,3 +348,9 @@ def test_a_setting_is_never_overruled_by_a_column_of_its_name():
     for function in callable_here:
         function(prompts=["p"], completions=[text], **columns)
     assert REGISTRY["reasoning_steps_reward"](prompts=["p"], completions=[text], **columns) == [1.0]
+
+
+def test_a_registered_name_cannot_be_taken_twice():
+    with pytest.raises(ValueError, match="'format_reward' already"):
+        register(rename(format_reward.with_options(name="x"), "format_reward"))
+    assert REGISTRY["format_reward"] is format_reward
