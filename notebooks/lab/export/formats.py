@@ -40,29 +40,27 @@ def check_export_settings(
 
 def describe_format(name: str, folder: Path | None, tried: str) -> Row:
     """A line of the table of formats: where it is (None: it was not made), its size, and what was tried with it."""
-    files = folder.rglob("*") if folder else []
-    size = round(sum(path.stat().st_size for path in files if path.is_file()) / 1e6, 1)
-    where = relative(folder) if folder else "not made"
-    return {"format": name, "where": where, "MB": size if folder else None, "tried here": tried}
+    if folder is None:
+        return {"format": name, "where": "not made", "MB": None, "tried here": tried}
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return {"format": name, "where": relative(folder), "MB": round(size / 1e6, 1), "tried here": tried}
 
 
 def attempt_export(name: str, export: Callable[..., Row], *args: Any) -> Row:
     """`export(*args)`, or a line that says why it failed. Only a full disk and a stop by hand end the notebook."""
     try:
         return export(*args)
-    except ExportError as error:
-        return describe_format(name, None, str(error))
     except Exception as error:  # a converter or a loader of another project: its own words say most
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
-        return describe_format(name, None, f"failed: {type(error).__name__}: {str(error)[:300]}")
+        why = str(error) if isinstance(error, ExportError) else f"failed: {type(error).__name__}: {str(error)[:300]}"
+        return describe_format(name, None, why)
 
 
 def export_adapter(adapter: Path, merged: Path, place: Path, replace: bool) -> Row:
     """The adapter, with the tokenizer, chat template and generation config of the merged folder beside it."""
-    files = [path for path in adapter.iterdir() if path.name.startswith("adapter_")]
     names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
-    files += [merged / name for name in names if (merged / name).exists()]
+    files = [*adapter.glob("adapter_*"), *(merged / name for name in names if (merged / name).exists())]
     with closing(StagingFolder(place, replace)) as staging:
         folder = staging.new_folder("adapter")
         for path in files:
@@ -137,11 +135,10 @@ def export_gguf(
                 "llama.cpp's converter knows tokenizers by a hash of how they split a sample text, and does not know this one "
                 "(the starter policy's is this project's own). Models of known families convert."
             ) from None
-        for path in folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)  # the 16- or 32-bit weights that it was converted from
-        file = next(iter(sorted(folder.glob("*.gguf"))), folder / "none.gguf")
-        if not file.exists() or file.open("rb").read(4) != b"GGUF":
+        for path in filter(Path.is_dir, folder.iterdir()):
+            shutil.rmtree(path)  # the 16- or 32-bit weights that it was converted from
+        file = min(folder.glob("*.gguf"), default=None)
+        if file is None or file.open("rb").read(4) != b"GGUF":
             raise ExportError("Unsloth's exporter left no GGUF file")
         (folder / "Modelfile").unlink(missing_ok=True)  # Unsloth's own lacks the preamble and the prefill
         try:
@@ -170,6 +167,10 @@ def push_to_hub(folder: Path, name: str, private: bool = True) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.utils import validate_repo_id
 
+    def without_secret(text: Any) -> str:
+        """The text without the token, and without anything else that looks like one."""
+        return re.sub(r"hf_[A-Za-z0-9]{8,}", "hf_…", str(text).replace(token, "hf_…"))
+
     token = access_token()
     api = HfApi(token=token)
     try:
@@ -179,12 +180,7 @@ def push_to_hub(folder: Path, name: str, private: bool = True) -> str:
             refusal = f"{name} exists and is public: nothing was uploaded. Choose another name, or PUSH_PRIVATE = False"
         else:
             api.upload_folder(repo_id=name, folder_path=folder, commit_message="Model trained with GRPO")
-            return without_secret(str(address), token)
+            return without_secret(address)
     except Exception as error:  # of huggingface_hub, of its HTTP client, of the disk: any of them may quote the request
-        refusal = f"The Hub did not take {name}: {type(error).__name__}: {without_secret(str(error), token)}"
+        refusal = f"The Hub did not take {name}: {type(error).__name__}: {without_secret(error)}"
     raise ExportError(refusal)  # outside the except block, so that the error with the request is not in its chain
-
-
-def without_secret(text: str, token: str) -> str:
-    """The text without the token, and without anything else that looks like one."""
-    return re.sub(r"hf_[A-Za-z0-9]{8,}", "hf_…", text.replace(token, "hf_…"))

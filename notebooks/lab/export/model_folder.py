@@ -13,7 +13,6 @@ from lab.files import Row, relative, unused, write_json
 from lab.train.process import is_running, this_process
 
 OWNER = "owner.json"  # in a staging folder: the process that is building
-REQUIRED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 class ExportError(RuntimeError):
@@ -21,17 +20,12 @@ class ExportError(RuntimeError):
 
 
 class StagingFolder:
-    """Holds the folders that an export builds, one of which is published.
+    """Holds the folders that an export builds, one of which is published to `place`.
 
     Until `publish` an error, a kill or a full disk leaves the earlier export as it was. The next export removes what
     an interrupted one left, and finishes a `publish` that was killed between its two renames.
-
-    Args:
-        place: where the finished folder will be.
-        replace: delete the earlier folder once the new one is in place; otherwise keep it under its date.
-        needed: bytes that the export takes at its largest.
-
-    Raises ExportError where the disk has less free, or another process is exporting to this place.
+    With `replace` the earlier folder is deleted once the new one is in place; otherwise it is kept under its date.
+    Raises ExportError where the disk has less than `needed` bytes free, or another process is exporting to this place.
     """
 
     def __init__(self, place: Path, replace: bool = False, needed: int = 0) -> None:
@@ -126,13 +120,11 @@ def list_files(folder: Path) -> list[Row]:
 
 def missing_files(folder: Path) -> list[str]:
     """The files that a loader, a server or a converter will look for and not find."""
-    missing = [name for name in REQUIRED if not (folder / name).is_file()]
-    if not list(folder.glob("model*.safetensors")):
-        missing.append("model.safetensors")
-    shards = read_json_or_empty(folder / "model.safetensors.index.json").get("weight_map", {}).values()
-    missing += sorted(shard for shard in set(shards) if not (folder / shard).is_file())
-    in_config = "chat_template" in read_json_or_empty(folder / "tokenizer_config.json")
-    return missing + ([] if in_config or (folder / "chat_template.jinja").is_file() else ["chat_template.jinja"])
+    wanted = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+    wanted += ["model.safetensors"] * (not any(folder.glob("model*.safetensors")))
+    wanted += sorted({*read_json_or_empty(folder / "model.safetensors.index.json").get("weight_map", {}).values()})
+    wanted += ["chat_template.jinja"] * ("chat_template" not in read_json_or_empty(folder / "tokenizer_config.json"))
+    return [name for name in wanted if not (folder / name).is_file()]
 
 
 def model_identity(model: Path | str) -> str:

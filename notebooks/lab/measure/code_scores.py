@@ -19,11 +19,9 @@ from sandbox import Sandbox, Verdict
 def judge_groups(rows: Sequence[Row], groups: Sequence[Sequence[Sampled]], sandbox: Sandbox) -> pd.DataFrame:
     """The verdicts on sampled groups, one line a completion.
 
-    Columns: problem (its position), sample, completion, tokens, status (`no code` where there is none to
-    run), graded (share of assertions), passed (1.0 or 0.0), why.
-
-    Raises:
-        RuntimeError: where a completion could not be judged; a 0 in its place would be a lie.
+    Columns: problem (its position), sample, completion, tokens, status (`no code` where there is none to run), graded
+    (share of assertions), passed (1.0 or 0.0), why.
+    Raises RuntimeError where a completion could not be judged; a 0 in its place would be a lie.
     """
     lines, jobs = [], []
     for i, (row, group) in enumerate(zip(rows, groups, strict=True)):
@@ -39,8 +37,8 @@ def judge_groups(rows: Sequence[Row], groups: Sequence[Sequence[Sampled]], sandb
                 f"a completion of {job['entry_point']} could not be judged ({verdict.status}: {verdict.why}). "
                 "Leave the problem out (`keep_solvable` finds such), or mend its test."
             )
-        passed = float(verdict.status == "pass")
-        line |= {"status": verdict.status, "graded": verdict.score, "passed": passed, "why": verdict.why}
+        line |= {"status": verdict.status, "graded": verdict.score, "passed": float(verdict.status == "pass")}
+        line["why"] = verdict.why
     return pd.DataFrame(lines)
 
 
@@ -54,7 +52,7 @@ def compare_pass_at_k(before: pd.DataFrame, after: pd.DataFrame, seed: int = 0) 
     right = {name: score_matrix(table, "passed").sum(axis=1) for name, table in (("before", before), ("after", after))}
     samples = int(before["sample"].max()) + 1
     record: dict[str, Any] = {"n": len(right["before"]), "samples": samples, "pass": {}}
-    for k in (2**i for i in range(samples.bit_length()) if 2**i <= samples):
+    for k in (2**i for i in range(samples.bit_length())):
         each = {name: [pass_at_k(samples, int(c), k) for c in counts] for name, counts in right.items()}
         record["pass"][str(k)] = {name: bootstrap_mean(values, seed) for name, values in each.items()}
         record["pass"][str(k)]["difference"] = paired_difference(each["before"], each["after"], seed)

@@ -44,24 +44,20 @@ def compare_models(
         overlap: the rows' overlap with the training questions; then its kinds are compared too.
         by: columns by whose values the greedy answers are compared, such as "data/template" (`columns_to_compare`).
 
-    Raises:
-        ValueError: for other questions or another order, a missing model, or nothing that can be compared.
+    Raises ValueError for other questions or another order, a missing model, or nothing that can be compared.
     """
     check_comparable(tables, baseline, other)
     tables = {name: table.sort_values(PLACE) for name, table in tables.items()}
     unknown = set().union(*(table.loc[table["correct"].isna(), "row"] for table in tables.values()))
     tables = {name: table[~table["row"].isin(unknown)] for name, table in tables.items()}
-    n = tables[baseline]["row"].nunique()
-    if not n:
-        raise ValueError(
-            "no answer could be scored: the deciding rewards say None to each, so look at the gold answers"
-        )
     first = tables[baseline][tables[baseline]["decoding"] == GREEDY]
+    if first.empty:
+        raise ValueError("no answer could be scored: the deciding rewards say None to each; look at the gold answers")
     measures = {name: measures_by_problem(table) for name, table in tables.items()}
     rest = [name for name in tables if name not in (baseline, other)]
     pairs = [(other, baseline), *((name, baseline) for name in rest), *((other, name) for name in rest)]
     record = {
-        "n": n,
+        "n": len(first),
         "left_out": len(unknown),
         "models": list(tables),
         "baseline": baseline,
@@ -84,9 +80,8 @@ def compare_models(
         record["by"]["overlap"] = compare_by_value(kinds, before, after, seed)
         record["overlap"] = {"counts": overlap.counts, "said": overlap.sentence}
         if same := overlap.counts.get("identical", 0):
-            record["said"] += (
-                f" {same} of the problems are in the training set word for word: see the lines by overlap."
-            )
+            seen = f" {same} of the problems are in the training set word for word: see the lines by overlap."
+            record["said"] += seen
     record["seconds"] = {f"answer_{m}": round(float(table["seconds"].sum()), 1) for m, table in tables.items()}
     return record
 
@@ -119,28 +114,18 @@ def measures_by_problem(table: pd.DataFrame) -> Measures:
     measures: Measures = {GREEDY: {}, SAMPLED: {}}
     names = ["format", "correct", "right_anyhow", "finished", "tokens", *reward_columns(table)]
     for decoding, part in table.groupby("decoding"):
-        means = part.groupby("row")[names].mean()
+        groups, means = [group for _, group in part.groupby("row")], part.groupby("row")[names].mean()
         values = {name: means[name].to_numpy(dtype=float) for name in names}
         if decoding == SAMPLED:
             del values["correct"]  # it is pass@1
-            values = measures_at_k(part) | values
+            n, right = len(groups[0]), [int(group["correct"].sum()) for group in groups]
+            voted = [estimates.votes(list(group["extracted"]), list(group["correct"])) for group in groups]
+            at_k = {f"pass@{k}": [estimates.pass_at_k(n, c, k) for c in right] for k in estimates.sample_sizes(n)}
+            for k in estimates.sample_sizes(n)[2:]:  # a majority needs three or more
+                at_k[f"maj@{k}"] = [estimates.majority_at_k(*one, k) for one in voted]
+            values = {name: np.array(shares) for name, shares in at_k.items()} | values
         measures[decoding] = values
     return measures
-
-
-def measures_at_k(sampled: pd.DataFrame) -> dict[str, np.ndarray]:
-    """pass@k and maj@k of each problem, from its sampled answers."""
-    groups = [group for _, group in sampled.groupby("row")]
-    n = len(groups[0])
-    right = [int(group["correct"].sum()) for group in groups]
-    voted = [estimates.votes(list(group["extracted"]), list(group["correct"])) for group in groups]
-    passed = {f"pass@{k}": np.array([estimates.pass_at_k(n, c, k) for c in right]) for k in estimates.sample_sizes(n)}
-    agreed = {
-        f"maj@{k}": np.array([estimates.majority_at_k(*one, k) for one in voted])
-        for k in estimates.sample_sizes(n)
-        if k >= 3
-    }
-    return passed | agreed
 
 
 def estimate(name: str, values: np.ndarray, seed: int, lowest: float = 0.0) -> dict[str, float] | None:
@@ -160,13 +145,10 @@ def model_record(measures: Measures, table: pd.DataFrame, decoding: str, seed: i
     part = table[table["decoding"] == decoding]
     if part.empty:
         return {}
+    found = {name: estimate(name, values, seed) for name, values in measures[decoding].items()}
     seconds, tokens = float(part["seconds"].sum()), int(part["tokens"].sum())
-    return {
-        **{name: estimate(name, values, seed) for name, values in measures[decoding].items()},
-        "completions": len(part),
-        "seconds": round(seconds, 2),
-        "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
-    }
+    speed = round(tokens / max(seconds, 1e-9), 1)
+    return {**found, "completions": len(part), "seconds": round(seconds, 2), "tokens_per_second": speed}
 
 
 def paired_differences(before: Measures, after: Measures, seed: int) -> dict[str, dict[str, Any]]:
@@ -193,11 +175,10 @@ def paired_differences(before: Measures, after: Measures, seed: int) -> dict[str
 def columns_to_compare(asked: Sequence[str] | None, columns: Sequence[str]) -> list[str]:
     """The data set's columns to compare by, as the answers call them: those asked for, or the usual ones that are there.
 
+    Raises ValueError for a column that the data set does not have.
+
     >>> columns_to_compare(None, ["answer", "template"]), columns_to_compare([], ["template"])
     (['data/template'], [])
-
-    Raises:
-        ValueError: for a column that the data set does not have.
     """
     missing = [name for name in asked or () if name not in columns]
     if missing:
@@ -209,11 +190,10 @@ def compare_by_value(values: Sequence[Any], before: np.ndarray, after: np.ndarra
     """A line for each value of a column: its problems, both models' share right, the difference; the worst first."""
     lines, labels = [], np.array(value_labels(values), dtype=object)
     for label in dict.fromkeys(labels):
-        change = (after - before)[labels == label]
-        line = {"value": label, "n": len(change)}
-        line |= {"base": float(before[labels == label].mean()), "merged": float(after[labels == label].mean())}
-        line |= estimates.share_interval(change, -1, 1, seed)
-        lines.append(line | {"gained": int((change > 0).sum()), "lost": int((change < 0).sum())})
+        old, new = before[labels == label], after[labels == label]
+        line = {"value": label, "n": len(old), "base": float(old.mean()), "merged": float(new.mean())}
+        line |= estimates.share_interval(new - old, -1, 1, seed)
+        lines.append(line | {"gained": int((new > old).sum()), "lost": int((new < old).sum())})
     return sorted(lines, key=lambda line: (line["estimate"], -line["n"], line["value"]))
 
 
@@ -231,10 +211,10 @@ def value_labels(values: Sequence[Any]) -> list[str]:
         part = np.searchsorted(np.quantile(figures, [0.25, 0.5, 0.75]), figures, side="left")
         lows, highs = (figures.groupby(part).transform(end) for end in ("min", "max"))
         series[there.index] = [label(a) + (f" to {label(b)}" if a < b else "") for a, b in zip(lows, highs)]
-    texts = ["none" if missing else label(value) for value, missing in zip(series, series.isna())]
-    counts = pd.Series(texts).value_counts()
-    kept = set(counts.index if len(counts) <= MOST_VALUES else counts.index[:COMMONEST])
-    return [text if text in kept else "others" for text in texts]
+    texts = pd.Series(["none" if missing else label(value) for value, missing in zip(series, series.isna())])
+    counts = texts.value_counts()
+    kept = counts.index if len(counts) <= MOST_VALUES else counts.index[:COMMONEST]
+    return texts.where(texts.isin(kept), "others").tolist()
 
 
 def label(value: Any) -> str:
@@ -245,26 +225,15 @@ def label(value: Any) -> str:
 
 
 def by_value_table(record: dict[str, Any], column: str) -> pd.DataFrame:
-    """The lines by a column's values as a person reads them, the worst first.
-
-    Raises:
-        ValueError: for a column that was not asked for.
-    """
+    """The lines by a column's values as a person reads them. Raises ValueError for a column that was not asked for."""
     if column not in record["by"]:
         raise ValueError(f"there are no lines by {column!r}; there are: {', '.join(record['by']) or 'none'}")
-    lines = [
-        {
-            column.removeprefix("data/"): one["value"],
-            "n": one["n"],
-            **{name: f"{100 * one[name]:.1f} %" for name in ("base", "merged")},
-            "difference": f"{signed_points(one['estimate'])} points",
-            "95 % interval": interval_text(one),
-            "gained": one["gained"],
-            "lost": one["lost"],
-        }
-        for one in record["by"][column]
-    ]
-    return pd.DataFrame(lines)
+    table = pd.DataFrame(record["by"][column])
+    table[["base", "merged"]] = table[["base", "merged"]].map(lambda share: f"{100 * share:.1f} %")
+    table["difference"] = [f"{signed_points(one)} points" for one in table["estimate"]]
+    table["95 % interval"] = [interval_text(one) for one in record["by"][column]]
+    shown = table[["value", "n", "base", "merged", "difference", "95 % interval", "gained", "lost"]]
+    return shown.rename(columns={"value": column.removeprefix("data/")})
 
 
 def changed_answers(
@@ -272,10 +241,9 @@ def changed_answers(
 ) -> dict[str, pd.DataFrame]:
     """The problems whose greedy answer is right with one model only, or with neither.
 
-    Returns:
-        "regressions" (right before, wrong now), "gains" and "unchanged failures", each with question, gold, before,
-        after (completions) and the shares of sampled answers that are right (NaN without samples). Those that
-        the samples confirm most come first.
+    Returns "regressions" (right before, wrong now), "gains" and "unchanged failures", each with question, gold, before,
+    after (completions) and the shares of sampled answers that are right (NaN without samples). Those that the samples
+    confirm most come first.
     """
     check_comparable(tables, baseline, other)
     greedy, sampled = {}, {}
@@ -286,12 +254,11 @@ def changed_answers(
     for side, share in sampled.items():
         table[f"sampled right {side}"] = share.reindex(table.index)
     now, change = table["sampled right after"], table["sampled right after"] - table["sampled right before"]
-    was_right, is_right = (one["correct"] == 1 for one in greedy.values())
-    was_wrong, is_wrong = (one["correct"] == 0 for one in greedy.values())
+    before, after = (one["correct"] for one in greedy.values())
     kinds = {
-        "regressions": (was_right & is_wrong, change),
-        "gains": (was_wrong & is_right, -change),
-        "unchanged failures": (was_wrong & is_wrong, now),
+        "regressions": change[(before == 1) & (after == 0)],
+        "gains": -change[(before == 0) & (after == 1)],
+        "unchanged failures": now[(before == 0) & (after == 0)],
     }
-    places = {kind: order[these].sort_values(kind="stable").index for kind, (these, order) in kinds.items()}
+    places = {kind: order.sort_values(kind="stable").index for kind, order in kinds.items()}
     return {kind: table.loc[index].reset_index(drop=True) for kind, index in places.items()}

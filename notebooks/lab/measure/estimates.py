@@ -32,11 +32,10 @@ def bootstrap_mean(values: Sequence[float], seed: int = 0) -> dict[str, float]:
 def paired_difference(before: Sequence[float], after: Sequence[float], seed: int = 0) -> dict[str, float]:
     """Mean of `after - before` over the same examples, with a 95 % interval: examples are drawn with both scores.
 
+    Raises ValueError without a pair, and for a missing score.
+
     >>> paired_difference([0, 0, 0, 0], [1, 1, 1, 1])
     {'estimate': 1.0, 'low': 1.0, 'high': 1.0}
-
-    Raises:
-        ValueError: without a pair, and for a missing score.
     """
     difference = np.asarray(after, dtype=float) - np.asarray(before, dtype=float)
     if len(difference) == 0 or np.isnan(difference).any():
@@ -48,8 +47,7 @@ def share_interval(values: Sequence[float], low: float, high: float, seed: int =
     """Mean over problems of values between `low` and `high`, with its 95 % interval.
 
     Where all n values are the same, a bootstrap would claim certainty. Unseen problems may differ, up to the upper end
-    of the exact interval for 0 of n (Clopper and Pearson 1934), about 3.7 / n. The ends are the mean with that share
-    off by 1.
+    of the exact interval for 0 of n (Clopper and Pearson 1934), about 3.7 / n.
 
     >>> {name: round(value, 3) for name, value in share_interval([1.0] * 500, 0, 1).items()}
     {'estimate': 1.0, 'low': 0.993, 'high': 1.0}
@@ -142,12 +140,10 @@ def votes(answers: Sequence[str | None], right: Sequence[float]) -> tuple[tuple[
 def majority_at_k(different: tuple[tuple[int, float], ...], silent: int, k: int) -> float:
     """Expected share right of the commonest answer among k samples drawn without replacement (Wang et al. 2022, maj@k).
 
-    Answers that are equally common share the credit. A sample without an answer does not vote; k without any are wrong.
-    The count is exact: for each number w of votes that can win, answers are added one by one to the ways to draw k
-    samples with w as the most, by samples drawn and by answers that have w, and to the credit of those ways.
-
-    Args:
-        different, silent: what `votes` returns.
+    `different` and `silent` are what `votes` returns. Answers that are equally common share the credit. A sample
+    without an answer does not vote; k without any are wrong. The count is exact: for each number w of votes that can
+    win, answers are added one by one to the ways to draw k samples with w as the most, by samples drawn and by answers
+    that have w, and to the credit of those ways.
 
     >>> majority_at_k(((3, 1.0), (1, 0.0)), 0, 4), majority_at_k(((2, 1.0), (2, 0.0)), 0, 4)
     (1.0, 0.5)

@@ -28,10 +28,7 @@ ASKED = "asked"  # column: a hash of the model, prompts and settings that the an
 
 @dataclass(frozen=True)
 class AnswerSettings:
-    """How every model is asked.
-
-    Raises ValueError for settings that cannot be.
-    """
+    """How every model is asked. Raises ValueError for settings that cannot be."""
 
     max_new_tokens: int
     temperature: float = 1.0  # of the sampled answers
@@ -42,11 +39,8 @@ class AnswerSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        if (
-            min(self.max_new_tokens, self.batch_size, self.n_samples + 1) < 1
-            or self.temperature <= 0
-            or "" in self.stop
-        ):
+        least = min(self.max_new_tokens, self.batch_size, self.n_samples + 1)
+        if least < 1 or self.temperature <= 0 or "" in self.stop:
             raise ValueError(
                 "max_new_tokens and batch_size must be at least 1, n_samples at least 0, the temperature above 0 "
                 f"(greedy answers are given anyway), and no stop text empty: {self}"
@@ -80,13 +74,9 @@ def collect_answers(
         identity: what tells the model's weights from any others, such as a hash of its files.
         name: of the model, for the progress bars.
 
-    Returns:
-        A line an answer: row, decoding ("greedy" or "sampled"), sample (from 0), prompt, question, gold, data/<column>,
-        completion, tokens, finished (not cut), seconds (its part of the batch's), asked (a hash).
-
-    Raises:
-        ValueError: without rows.
-        OSError: where nothing can be written; all earlier batches stay.
+    Returns a line an answer: row, decoding ("greedy" or "sampled"), sample (from 0), prompt, question, gold,
+    data/<column>, completion, tokens, finished (not cut), seconds (its part of the batch's), asked (a hash).
+    Raises ValueError without rows, and OSError where nothing can be written; all earlier batches stay.
     """
     rows, path = list(rows), Path(path)
     if not rows:
@@ -117,9 +107,9 @@ def answer_batches(
     for decoding, n, temperature in settings.decodings:
         plan = batches(texts, n, settings.batch_size)
         files = [parts / f"{decoding}-{number:05d}.parquet" for number in range(len(plan))]
-        expected = [expected_answers(batch, [(decoding, n, temperature)]) for batch in plan]
-        there = {number: read_answers(*one) for number, one in enumerate(zip(files, expected))}
-        there = {number: table for number, table in there.items() if table is not None}
+        expected = (expected_answers(batch, [(decoding, n, temperature)]) for batch in plan)
+        tables = enumerate(map(read_answers, files, expected))
+        there = {number: table for number, table in tables if table is not None}
         yield from there.values()
         if len(there) == len(plan):
             continue
@@ -152,10 +142,9 @@ def read_answers(path: Path, expected: set[tuple[int, str, int]], asked: str | N
         table = pd.read_parquet(path, columns=PLACE + FROM_MODEL + [ASKED] * (asked is not None))
     except (OSError, ValueError, KeyError, pa.ArrowException):
         return None
-    there = set(zip(table["row"], table["decoding"], table["sample"]))
-    if len(table) != len(expected) or there != expected or table.isna().any(axis=None):
-        return None
-    return None if asked is not None and set(table[ASKED]) != {asked} else table
+    there = [*zip(table["row"], table["decoding"], table["sample"])]
+    whole = len(there) == len(expected) and set(there) == expected and not table.isna().any(axis=None)
+    return table if whole and (asked is None or set(table[ASKED]) == {asked}) else None
 
 
 def with_rows(answers: pd.DataFrame, rows: Sequence[Row], tokenizer: Any) -> pd.DataFrame:

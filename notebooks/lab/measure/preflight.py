@@ -66,8 +66,6 @@ FAILING = (
     "Add a softer reward that tells a near miss from a complete one.",
     "Try another base model.",
 )
-
-
 Finding = tuple[str, str, tuple[str, ...]]  # verdict (no-go, weak or go), reason, advice
 
 
@@ -96,17 +94,25 @@ def preflight(
         groups: the completions of each row, in groups of one size.
         seconds: what the sampling took; gives completions per second.
 
-    Raises:
-        ValueError: with the way out, for input that is no set of groups or no choice of rewards.
+    Raises ValueError, with the way out, for input that is no set of groups or no choice of rewards.
     """
     check_input(functions, weights, rows, groups)
-    scores, errors, failed = score_each(functions, rows, groups)
-    shape = (len(groups), len(groups[0]))
+    score_groups([], rows, groups)  # rows that do not fit together are no reward's fault: let them raise here
+    shape, scores, rewards = (len(groups), len(groups[0])), {}, {}
+    for function in functions:
+        name, before, error = function.__name__, getattr(function, "failures", 0), None
+        try:
+            found = score_groups([function], rows, groups)[name].astype(float).to_numpy()
+            if np.isinf(found).any():
+                raise ValueError("it returned inf, which makes the advantages of the whole group NaN")
+            scores[name] = found.reshape(shape)  # NaN for None
+        except Exception as raised:  # the reader's code: it may raise anything
+            error = f"{type(raised).__name__}: {raised}"[:400]
+        failed = getattr(function, "failures", 0) - before  # scores that a service did not give
+        rewards[name] = reward_record(function, weights.get(name) or 0.0, scores.get(name))
+        rewards[name] |= {"failed": failed, "error": error}
     parts = (np.nan_to_num(scores[name]) * weight for name, weight in weights.items() if name in scores)
     total = sum(parts, np.zeros(shape))
-    rewards = {f.__name__: reward_record(f, weights.get(f.__name__) or 0.0, scores.get(f.__name__)) for f in functions}
-    for name, line in rewards.items():
-        line |= {"failed": failed[name], "error": errors.get(name)}
     sampled = [one for group in groups for one in group]
     record = {
         "groups": shape[0],
@@ -127,43 +133,18 @@ def preflight(
 
 def check_input(functions: Sequence[Any], weights: Mapping[str, float], rows: Sequence, groups: Sequence) -> None:
     """Raises ValueError, saying what to change, where there is nothing to compare."""
-    names = [function.__name__ for function in functions]
-    sizes = sorted({len(group) for group in groups})
+    names, sizes = [function.__name__ for function in functions], sorted({len(group) for group in groups})
     unknown = [name for name in weights if name not in names]
-    problem = ""
     if not groups or len(groups) != len(rows):
-        problem = f"There are {len(groups)} groups for {len(rows)} rows: sample one group of completions for each row."
-    elif len(sizes) > 1 or sizes[0] < 2:
-        problem = (
-            f"The groups have {sizes} completions: GRPO compares groups of one size, at least 2 (NUM_GENERATIONS)."
-        )
-    elif len(set(names)) < len(names):
-        problem = f"Two rewards have the same name among {names}: rename one, TRL would merge their metrics."
-    elif unknown:
-        problem = (
-            f"WEIGHTS names {unknown[0]!r}, but the rewards are {', '.join(names)}: correct the name, or remove it."
-        )
-    elif not any(weights.values()):
-        problem = "Every weight is 0: give at least one reward a weight."
-    if problem:
-        raise ValueError(problem)
-
-
-def score_each(functions: Sequence[Any], rows: Sequence, groups: Sequence) -> tuple[dict, dict, dict]:
-    """By name: scores, shape (groups, completions), NaN for None; what was raised; how many a service failed to score."""
-    score_groups([], rows, groups)  # rows that do not fit together are no reward's fault: let them raise here
-    columns, errors, failed = {}, {}, {}
-    for function in functions:
-        name, before = function.__name__, getattr(function, "failures", 0)
-        try:
-            scores = score_groups([function], rows, groups)[name].astype(float).to_numpy()
-            if np.isinf(scores).any():
-                raise ValueError("it returned inf, which makes the advantages of the whole group NaN")
-            columns[name] = scores.reshape(len(groups), -1)
-        except Exception as error:  # the reader's code: it may raise anything
-            errors[name] = f"{type(error).__name__}: {error}"[:400]
-        failed[name] = getattr(function, "failures", 0) - before
-    return columns, errors, failed
+        raise ValueError(f"{len(groups)} groups for {len(rows)} rows: sample one group of completions for each row.")
+    if len(sizes) > 1 or sizes[0] < 2:
+        raise ValueError(f"The groups have {sizes} completions: make groups of one size, at least 2 (NUM_GENERATIONS).")
+    if len(set(names)) < len(names):
+        raise ValueError(f"Two rewards have the same name among {names}: rename one, TRL would merge their metrics.")
+    if unknown:
+        raise ValueError(f"WEIGHTS names {unknown[0]!r}, but the rewards are {', '.join(names)}: correct the name.")
+    if not any(weights.values()):
+        raise ValueError("Every weight is 0: give at least one reward a weight.")
 
 
 def spread(scores: np.ndarray) -> Row:
@@ -233,19 +214,19 @@ def correlation(scores: dict[str, np.ndarray]) -> dict[str, dict[str, float | No
 
 def count_aha_words(texts: Sequence[str]) -> Row:
     """Share of completions with any word of reconsidering, and how many have each: nothing to credit training with."""
-    hits = {
-        word: [bool(re.search(rf"\b(?:{pattern})\b", text.replace("’", "'"), re.IGNORECASE)) for text in texts]
-        for word, pattern in AHA.items()
-    }
-    share = float(np.any(list(hits.values()), axis=0).mean())
-    return {"share": share, "words": {word: sum(seen) for word, seen in hits.items()}}
+    plain, patterns = [text.replace("’", "'") for text in texts], [rf"\b(?:{pattern})\b" for pattern in AHA.values()]
+    hits = np.array([[bool(re.search(one, text, re.IGNORECASE)) for one in patterns] for text in plain])
+    return {"share": float(hits.any(axis=1).mean()), "words": dict(zip(AHA, hits.sum(axis=0).tolist()))}
 
 
 def judge_signal(record: Row) -> Row:
     """Verdict, reasons and advice: the worst of all findings, all of them listed."""
     findings = list(about_failures(record))
     if weighted(record):
-        found = [*about_right(record), *about_signal(record), *about_rewards(record), *about_length(record)]
+        found = [*about_right(record), *about_signal(record), *about_rewards(record)]
+        if record["clipped_share"] > CUT:
+            cut = f"{percent(record['clipped_share'])} of the completions are cut at the token limit"
+            found.append(weak(f"{cut}, before their answer", LONGER))
         if record["completions"] < ENOUGH and any(verdict == "no-go" for verdict, _, _ in found):
             more = f"Sample at least {ENOUGH} completions: {record['completions']} are too few to say no-go."
             found = [weak(reason, more, *advice) for _, reason, advice in found]
@@ -257,13 +238,11 @@ def judge_signal(record: Row) -> Row:
 
 
 def headroom(record: Row) -> str:
-    n, size, passed = record["groups"], record["group_size"], record["pass"]
+    n, size, by, at = record["groups"], record["group_size"], record["pass"]["decided_by"], record["pass"]["at"]
     differ = n - round(n * record["total"]["groups_without_spread"])
-    first, last = (percent(passed["at"][str(k)]["estimate"]) for k in (1, size))
-    return (
-        f"in {differ} of {n} groups ({percent(differ / n)}) the completions differ in total reward, "
-        f"and by {passed['decided_by']} pass@1 is {first}, pass@{size} {last}: that headroom is what GRPO can turn into pass@1"
-    )
+    found = f"pass@1 is {percent(at['1']['estimate'])}, pass@{size} {percent(at[str(size)]['estimate'])}"
+    where = f"in {differ} of {n} groups ({percent(differ / n)}) the completions differ in total reward"
+    return f"{where}, and by {by} {found}: that headroom is what GRPO can turn into pass@1"
 
 
 def about_failures(record: Row) -> Iterator[Finding]:
@@ -272,8 +251,7 @@ def about_failures(record: Row) -> Iterator[Finding]:
         if line["error"] and line["weight"]:
             yield no_go(f"{name} failed: {line['error']}", f"Repair {name}, and call it on one completion by hand.")
         elif line["error"]:
-            reason = f"{name} failed, but has weight 0: {line['error']}"
-            yield weak(reason, f"Repair {name} before it gets a weight.")
+            yield weak(f"{name} failed, but has weight 0: {line['error']}", f"Repair {name} before it gets a weight.")
 
 
 def about_right(record: Row) -> Iterator[Finding]:
@@ -287,9 +265,8 @@ def about_right(record: Row) -> Iterator[Finding]:
         advice = f"Compare the column that {by} reads with what it expects, and look at one gold answer."
         yield no_go(f"{by} is None on all {record['completions']} completions: nothing can be judged", advice)
     elif at["1"]["estimate"] >= SOLVED - SAME:
-        seen = (
-            f"{passed['right']} of {judged} completions are right by {by} (pass@1 {percent(passed['right'] / judged)})"
-        )
+        share = percent(passed["right"] / judged)
+        seen = f"{passed['right']} of {judged} completions are right by {by} (pass@1 {share})"
         if deciding and others:
             advice = "Take harder data, or train on if the style is all that you want."
             yield weak(f"{seen}: only the style ({style}) remains to be learned", advice)
@@ -354,12 +331,6 @@ def about_rewards(record: Row) -> Iterator[Finding]:
                 yield weak(reason, f"Lower the weight of {name}, or pay for it only where the answer is right.")
 
 
-def about_length(record: Row) -> Iterator[Finding]:
-    if record["clipped_share"] > CUT:
-        share = percent(record["clipped_share"])
-        yield weak(f"{share} of the completions are cut at the token limit, before their answer", LONGER)
-
-
 def weighted(record: Row) -> list[str]:
     return [name for name, line in record["rewards"].items() if line["weight"] and not line["error"]]
 
@@ -374,13 +345,8 @@ def percent(share: float) -> str:
 
 def signal_table(record: Row) -> pd.DataFrame:
     """One line a reward, and the total: how it spreads within the groups. Empty cells where it failed."""
-    columns = {
-        "weight": "weight",
-        "mean": "mean",
-        "spread_within_groups": "spread within groups",
-        "groups_without_spread": "share of groups without spread",
-        "none_share": "share of None",
-    }
+    columns = {"weight": "weight", "mean": "mean", "spread_within_groups": "spread within groups"}
+    columns |= {"groups_without_spread": "share of groups without spread", "none_share": "share of None"}
     table = pd.DataFrame({**record["rewards"], "total": record["total"]}).T
     return table[list(columns)].astype(float).rename(columns=columns)
 
@@ -388,9 +354,10 @@ def signal_table(record: Row) -> pd.DataFrame:
 def facts_table(record: Row) -> pd.DataFrame:
     """What the base policy can do and how it writes, with 95 % intervals where they are known."""
     passed, aha = record["pass"], record["aha"]
+    name = f", by {passed['decided_by']}"
     lines = {
-        f"pass@{k}, by {passed['decided_by']}": (percent(a["estimate"]), f"{percent(a['low'])} to {percent(a['high'])}")
-        for k, a in passed["at"].items()
+        f"pass@{k}{name}": (percent(one["estimate"]), f"{percent(one['low'])} to {percent(one['high'])}")
+        for k, one in passed["at"].items()
     }
     lines["cut at the token limit"] = (percent(record["clipped_share"]), "")
     lines["mean tokens"] = (f"{record['mean_tokens']:.0f}", "")
@@ -405,6 +372,5 @@ def verdict_text(record: Row) -> str:
     """The verdict with its reasons, and what to change, a line each."""
     first, *rest = record["reasons"]
     lines = [f"{record['verdict']}: {first}", *(f"  also: {reason}" for reason in rest)]
-    if record["advice"]:
-        lines += ["What to change:", *(f"  - {line}" for line in record["advice"])]
+    lines += ["What to change:"] * bool(record["advice"]) + [f"  - {line}" for line in record["advice"]]
     return "\n".join(lines)

@@ -47,56 +47,29 @@ class Comparison(NamedTuple):
     recipes: Mapping[str, Row]
 
 
-COMPARISONS = (
-    Comparison(
-        "Stages",
-        "Does it help to teach the format first, and pay for right answers only from step 15?",
-        "all at once",
-        {"format_first": {"stages": [[0, {"format_reward": 0.5, "soft_format_reward": 0.5}], [15, WEIGHTS]]}},
-    ),
-    Comparison(
-        "Reward weights",
-        "Does it help to give a reward more weight while it is rarely earned?",
-        "fixed",
-        {"adaptive": {"adaptive": True}},
-    ),
-    Comparison(
-        "Soft or sparse",
-        "What is partial credit for the format worth?",
-        "soft",
-        {"sparse": {"weights": {"correctness_reward": 1.0, "format_reward": 1.0, "soft_format_reward": 0.0}}},
-    ),
-    Comparison(
-        "Group size",
-        "32 completions a step: few prompts with many, or many prompts with few?",
-        "8 of each prompt",
-        {f"group_{n}": {"num_generations": n} for n in (2, 4, 16)},
-    ),
-    Comparison(
-        "Temperature",
-        "Does it help to explore first (1.3) and settle later (0.7)?",
-        "constant 1.0",
-        {"annealed": {"temperature": 1.3, "last_temperature": 0.7}},
-    ),
-    Comparison(
-        "Loss",
-        "Over what is the loss averaged: the tokens of the batch, of each completion, or a constant?",
-        "dapo",
-        {f"loss_{name}": {"loss_type": name} for name in ("grpo", "bnpo", "dr_grpo")},
-    ),
-    Comparison(
-        "Advantage scale",
-        "Is the advantage divided by the spread of its group, of the batch, or by nothing?",
-        "group",
-        {f"scale_{name}": {"scale_rewards": name} for name in ("batch", "none")},
-    ),
-    Comparison(
-        "Learning rate",
-        "How much does the usual first knob matter beside the others?",
-        "1e-3",
-        {"lr_3e-4": {"learning_rate": 3e-4}, "lr_3e-3": {"learning_rate": 3e-3}},
-    ),
-)
+FORMAT_ONLY = {"format_reward": 0.5, "soft_format_reward": 0.5}
+SPARSE = {"correctness_reward": 1.0, "format_reward": 1.0, "soft_format_reward": 0.0}
+QUESTIONS = {  # title -> question, and what the baseline is called there
+    "Stages": ("Does it help to teach the format first, and pay for right answers only from step 15?", "all at once"),
+    "Reward weights": ("Does it help to give a reward more weight while it is rarely earned?", "fixed"),
+    "Soft or sparse": ("What is partial credit for the format worth?", "soft"),
+    "Group size": ("32 completions a step: few prompts with many, or many prompts with few?", "8 of each prompt"),
+    "Temperature": ("Does it help to explore first (1.3) and settle later (0.7)?", "constant 1.0"),
+    "Loss": ("Over what is the loss averaged: the tokens of the batch, of each completion, or a constant?", "dapo"),
+    "Advantage scale": ("Is the advantage divided by the spread of its group, of the batch, or by nothing?", "group"),
+    "Learning rate": ("How much does the usual first knob matter beside the others?", "1e-3"),
+}
+CHANGES = {  # title -> the recipes that answer its question: name -> what it changes of the baseline
+    "Stages": {"format_first": {"stages": [[0, FORMAT_ONLY], [15, WEIGHTS]]}},
+    "Reward weights": {"adaptive": {"adaptive": True}},
+    "Soft or sparse": {"sparse": {"weights": SPARSE}},
+    "Group size": {f"group_{n}": {"num_generations": n} for n in (2, 4, 16)},
+    "Temperature": {"annealed": {"temperature": 1.3, "last_temperature": 0.7}},
+    "Loss": {f"loss_{name}": {"loss_type": name} for name in ("grpo", "bnpo", "dr_grpo")},
+    "Advantage scale": {f"scale_{name}": {"scale_rewards": name} for name in ("batch", "none")},
+    "Learning rate": {"lr_3e-4": {"learning_rate": 3e-4}, "lr_3e-3": {"learning_rate": 3e-3}},
+}
+COMPARISONS = tuple(Comparison(title, *QUESTIONS[title], recipes) for title, recipes in CHANGES.items())
 RECIPES: dict[str, Row] = {"baseline": {}} | {name: changes for c in COMPARISONS for name, changes in c.recipes.items()}
 MEASURES = {"correct": "held out", "curve": "while training"}
 
@@ -109,9 +82,7 @@ def recipe_settings(recipe: str) -> Row:
 def read_record(path: Path = RECORD) -> tuple[Row, list[Row]]:
     """The header and the runs; a half-written last line is left out.
 
-    Raises:
-        MissingInputError: with the command that makes the record.
-        ValueError: where it is damaged or holds no run.
+    Raises MissingInputError, with the command that makes the record, and ValueError where it is damaged or holds no run.
     """
     way = "make it with `make recipes` (one to two hours on two cores)"
     if not path.exists():
@@ -129,10 +100,7 @@ def compare_recipes(runs: Sequence[Row]) -> pd.DataFrame:
     For both measures (`correct`, on held-out problems, and `curve`, while training) there are the mean, the
     `_difference`, `_low` and `_high` of its 95 % t-interval over seeds, and the `_verdict`. `reached` is the
     median over seeds of the step at which half of the training completions were right, NaN where the median
-    run never got there.
-
-    Raises:
-        ValueError: for runs of different lengths, and for two runs of one recipe and seed.
+    run never got there. Raises ValueError for runs of different lengths, and for two runs of one recipe and seed.
     """
     runs = [run for run in runs if run["recipe"] != UNTRAINED]
     lengths = sorted({f"{run['steps']} steps" for run in runs})
@@ -155,8 +123,7 @@ def compare_recipes(runs: Sequence[Row]) -> pd.DataFrame:
         raise ValueError(f"There are two runs of {recipe} with seed {seed}.")
     there = values.index.unique("recipe")
     names = [*(name for name in RECIPES if name in there), *there.difference(list(RECIPES))]
-    base = values.loc["baseline"] if "baseline" in names else values.iloc[:0].droplevel("recipe")
-    lines = {}
+    base, lines = values.loc["baseline"] if "baseline" in names else values.iloc[:0].droplevel("recipe"), {}
     for name in names:
         own = values.loc[name]
         seeds = own.index.intersection(base.index if name != "baseline" else [])
@@ -166,9 +133,8 @@ def compare_recipes(runs: Sequence[Row]) -> pd.DataFrame:
         for measure in MEASURES:
             mean, low, high = t_interval((own[measure] - base[measure]).loc[seeds])
             verdict = "baseline" if name == "baseline" else difference_verdict(low, high, len(seeds))
-            line[measure] = own[measure].mean()
-            line |= dict(zip((f"{measure}_{part}" for part in ("difference", "low", "high")), (mean, low, high)))
-            line[f"{measure}_verdict"] = verdict
+            found = {"_difference": mean, "_low": low, "_high": high, "_verdict": verdict}
+            line |= {measure: own[measure].mean()} | {f"{measure}{part}": value for part, value in found.items()}
         lines[name] = line
     return pd.DataFrame.from_dict(lines, orient="index").rename_axis("recipe")
 
@@ -208,9 +174,8 @@ def difference_verdict(low: float, high: float, pairs: int) -> str:
 def points_text(line: Mapping[str, Any], measure: str) -> str:
     """A difference in percentage points with its interval."""
     middle, low, high = (100 * line[f"{measure}_{name}"] for name in ("difference", "low", "high"))
-    if np.isnan(middle):
-        return "–"
-    return f"{middle:+.1f}" + ("" if np.isnan(low) else f" ({low:+.1f} to {high:+.1f})")
+    interval = "" if np.isnan(low) else f" ({low:+.1f} to {high:+.1f})"
+    return "–" if np.isnan(middle) else f"{middle:+.1f}{interval}"
 
 
 def recipe_table(table: pd.DataFrame) -> pd.DataFrame:
