@@ -21,15 +21,14 @@ from lab.model import policy
 from lab.train.run_folder import is_whole, step_of
 
 FORMATS = ("adapter", "merged 4 bit", "gguf")
-MERGES = ("original base", "dequantised base")
-UNKNOWN_TOKENIZER = "BPE pre-tokenizer was not recognized"  # an error of llama.cpp's converter
+MERGES = ("auto", "original base", "dequantised base")
 
 
 def check_export_settings(
     chosen: Sequence[str], merge_into: str = "auto", n_evaluate: int | None = None, push_to: str = ""
 ) -> None:
     """Raises ValueError or ExportError for parameters of notebook 05 that would fail after minutes of work."""
-    for name, values, known in (("FORMATS", chosen, FORMATS), ("MERGE_INTO", [merge_into], ("auto", *MERGES))):
+    for name, values, known in (("FORMATS", chosen, FORMATS), ("MERGE_INTO", [merge_into], MERGES)):
         if unknown := [value for value in values if value not in known]:
             raise ValueError(f"{name}: there is no {unknown[0]!r}; there are: {', '.join(map(repr, known))}.")
     if n_evaluate is not None and n_evaluate < 1:
@@ -105,10 +104,8 @@ def find_llama_cpp() -> Path:
     try:
         llama_cpp.check_llama_cpp(folder)
     except RuntimeError:
-        raise ExportError(
-            f"llama.cpp is not at hand (looked in {folder}): before the notebook starts, set UNSLOTH_LLAMA_CPP_PATH to a "
-            "checkout of it with the built llama-quantize in its top folder"
-        ) from None
+        what = f"llama.cpp is not at hand (looked in {folder}): before the notebook starts, set UNSLOTH_LLAMA_CPP_PATH"
+        raise ExportError(f"{what} to a checkout of it with the built llama-quantize in its top folder") from None
     if importlib.util.find_spec("sentencepiece") is None:
         raise ExportError("llama.cpp's converter needs sentencepiece: `pip install sentencepiece`")
     return Path(folder)
@@ -129,7 +126,7 @@ def export_gguf(
         try:
             model.save_pretrained_gguf(str(folder), exported, quantization_method=method)
         except RuntimeError as error:
-            if UNKNOWN_TOKENIZER not in str(error):
+            if "BPE pre-tokenizer was not recognized" not in str(error):
                 raise
             raise ExportError(
                 "llama.cpp's converter knows tokenizers by a hash of how they split a sample text, and does not know this one "

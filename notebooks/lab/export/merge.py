@@ -17,10 +17,9 @@ def merge_into_dequantised(quantised: Any, adapter: Path, tokenizer: Any, folder
     from peft import PeftModel
 
     base = quantised.unload().dequantize()
-    dtype, in_32_bits = base.dtype, 4 * sum(parameter.numel() for parameter in base.parameters())
-    on_gpu = base.device.type == "cuda"
+    dtype, on_gpu, weights = base.dtype, base.device.type == "cuda", sum(weight.numel() for weight in base.parameters())
     free = torch.cuda.mem_get_info(base.device)[0] if on_gpu else psutil.virtual_memory().available
-    if 2 * in_32_bits < free:
+    if 2 * 4 * weights < free:  # twice four bytes
         base = base.float()
     merged = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload().to(dtype)
     merged.save_pretrained(folder)

@@ -50,7 +50,6 @@ def prove_merge(
     tokenizer: Any,
     base: Mapping[str, Any],
     adapter: Path | None,
-    *,
     chats: Sequence[Messages],
     replies: Sequence[str],
     served: ServedPrompt,
@@ -60,11 +59,9 @@ def prove_merge(
     """Measures a merged folder against the model that was trained; `proof_checks` judges the measures.
 
     Args:
-        trained: the model as it was trained (a 4-bit base with its adapter, or all weights).
         base: the weights, by name, that the adapter was merged into; without an adapter, those before training.
         adapter: its folder; None where all weights were trained.
-        chats: held-out prompts as in training; the fresh process is asked them as a user of the folder would.
-        replies: the trained model's greedy answers to them.
+        chats, replies: held-out prompts as in training, and the trained model's greedy answers to them.
         start: `run/start.json`, the checksums from before the first step; empty where the run kept none.
         quantising: `prediction_distance` of the 4-bit base from its original, where the merge went into the original.
     """
@@ -143,8 +140,8 @@ def proof_checks(proof: Row) -> list[Row]:
     check_none("weights without an update that changed", weights["untouched_changed"])
     check_none("weights missing or stray", len(weights["missing"]) + len(weights["stray"]))
     check("largest error, in roundings to 16 bits", f"{worst:.2g}", 1, worst <= 1)
-    ok = abs(ratio - 1) <= MERGE_RATIO
-    check("merged update / our own merge of it", f"{ratio:.3f}", f"1 ± {MERGE_RATIO:g}", ok)
+    near = abs(ratio - 1) <= MERGE_RATIO
+    check("merged update / our own merge of it", f"{ratio:.3f}", f"1 ± {MERGE_RATIO:g}", near)
     aside, limit = weights["aside"], ASIDE + 1.5 * weights["aside_by_rounding"]
     check("merged update beside ours, share of its norm", f"{aside:.2g}", f"{limit:.2g}", aside <= limit)
     found = "contradicted" if tied["contradicted"] else "yes" if tied["merged"] else "no"

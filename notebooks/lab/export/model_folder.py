@@ -114,7 +114,7 @@ def read_json_or_empty(path: Path) -> Row:
 
 def list_files(folder: Path) -> list[Row]:
     """Each file with its size in bytes and its SHA-256."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = filter(Path.is_file, sorted(folder.rglob("*")))
     return [{"file": str(p.relative_to(folder)), "bytes": p.stat().st_size, "sha256": sha256(p)} for p in files]
 
 

@@ -54,10 +54,10 @@ def default_system(tokenizer: Any, preamble: Messages = ()) -> str:
             return default
     except TemplateError:  # such as Gemma's, which refuses a system message
         pass
-    raise ExportError(
-        "Ollama needs a template in Go's language, and this model's chat template is not ChatML: write TEMPLATE by hand, "
-        "after the chat template in chat_template.jinja or tokenizer_config.json."
+    what = (
+        "Ollama needs a template in Go's language, and this model's chat template is not ChatML: write TEMPLATE by hand"
     )
+    raise ExportError(f"{what}, after the chat template in chat_template.jinja or tokenizer_config.json.")
 
 
 def _in_go(text: str) -> str:

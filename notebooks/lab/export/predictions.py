@@ -47,11 +47,8 @@ def proof_sample(tokenizer: Any, chats: Sequence[Messages], replies: Sequence[st
 def prediction_distance(model: Any, other: Any, sample: ProofSample) -> dict[str, float]:
     """How far `other` predicts from `model` over the replies, position by position.
 
-    Returns:
-        logit_max, logit_mean: largest and mean difference of a token's logit.
-        kl, kl_max: KL(model ‖ other) of the next token in nats, mean and largest.
-        same_top: share of positions where both put the same token first.
-        positions: how many there were.
+    Returns logit_max and logit_mean (differences of a token's logit), kl and kl_max (KL(model ‖ other) of the next token
+    in nats, mean and largest), same_top (share of positions where both put the same token first), and positions.
     """
     import torch
 
@@ -97,8 +94,9 @@ def choose_merge(distances: Mapping[str, Mapping[str, float]], merge_into: str =
     kl = {name: distance["kl"] for name, distance in distances.items()}
     if merge_into not in ("auto", *kl):
         raise ExportError(f'MERGE_INTO is {merge_into!r}; there are: {", ".join(map(repr, kl))}, and "auto".')
-    nearest = min(kl, key=lambda name: (math.isnan(kl[name]), kl[name]))
-    best, how = (nearest, "") if merge_into == "auto" else (merge_into, ", chosen by hand")
+    best, how = merge_into, ", chosen by hand"
+    if merge_into == "auto":
+        best, how = min(kl, key=lambda name: (math.isnan(kl[name]), kl[name])), ""
     others = [f", those of the merge into the {name} {kl[name]:.2g}" for name in kl if name != best]
     distance = f"its predictions lie {kl[best]:.2g} nats a token from the trained model's (mean KL)"
     return best, f"merged into the {best}{how}: {distance}{''.join(others)}."
@@ -115,8 +113,7 @@ def greedy_answers(
 
     ends, prefill = ends or end_tokens(model, tokenizer), rendered_prefill(tokenizer, served.prefill)
     options = {"do_sample": False, "max_new_tokens": served.max_new_tokens}
-    if served.stop:
-        options |= {"stop_strings": list(served.stop), "tokenizer": tokenizer}
+    options |= {"stop_strings": list(served.stop), "tokenizer": tokenizer} if served.stop else {}
     answers = []
     for chat in chats:
         inputs = torch.tensor([prompt_ids(tokenizer, chat)], device=model.device)

@@ -37,10 +37,8 @@ class ServedPrompt:
             rest = turns[len(messages) :]
             if turns[: len(messages)] == messages and rest and rest[0]["content"].startswith(head):
                 return [{**rest[0], "content": rest[0]["content"].removeprefix(head)}, *rest[1:]]
-        raise ExportError(
-            "The held-out prompts do not begin with the run's system prompt and examples, which travel in the chat template: "
-            "run notebook 01_prepare_data again as before the training."
-        )
+        what = "The held-out prompts do not begin with the run's system prompt and examples, which the chat template brings"
+        raise ExportError(f"{what}: run notebook 01_prepare_data again as before the training.")
 
 
 def served_prompt(about: Mapping[str, Any], stop: Sequence[str] | str | None = None) -> ServedPrompt:
@@ -85,20 +83,16 @@ def rendered_prefill(tokenizer: Any, prefill: str) -> str:
     chat = [{"role": "user", "content": "question"}]
     before, whole = render(tokenizer, chat), render(tokenizer, [*chat, {"role": "assistant", "content": prefill}])
     if not whole.startswith(before):
-        raise ExportError(
-            "This chat template begins a prefilled answer differently from a new one, so the prefill cannot travel in it: "
-            "train without a prefill, or put it into every request."
-        )
+        what = "This chat template begins a prefilled answer differently from a new one, so the prefill cannot travel in it"
+        raise ExportError(f"{what}: train without a prefill, or put it into every request.")
     return whole.removeprefix(before)
 
 
 def _put_before(messages: Messages) -> str:
     """Jinja that puts messages before a chat, unless it has a system message or these messages already."""
     ours = _literal(messages)
-    return (
-        f"{{%- if messages and messages[0]['role'] != 'system' and messages[:{len(messages)}] != {ours} -%}}"
-        f"{{%- set messages = {ours} + messages -%}}{{%- endif %}}\n"
-    )
+    test = f"messages and messages[0]['role'] != 'system' and messages[:{len(messages)}] != {ours}"
+    return f"{{%- if {test} -%}}{{%- set messages = {ours} + messages -%}}{{%- endif %}}\n"
 
 
 def _put_into_first(head: str) -> str:

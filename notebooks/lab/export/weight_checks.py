@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lab.export.model_folder import ExportError, read_json_or_empty
 from lab.files import relative
+from lab.model.policy import checksum
 
 HEAD = "lm_head.weight"  # left out of the files where it is the embedding
 ADAPTER = ("adapter_model.safetensors", "03_train_grpo")  # an adapter's file, and the notebook that makes it
@@ -44,11 +46,11 @@ def lora_updates(adapter: Path) -> Updates:
     tensors, rank = read_weights(adapter, *ADAPTER), config["r"]
     scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
-    def update(key: str) -> Callable[[], Any]:
-        return lambda: scale * (tensors[f"{key}.lora_B.weight"].float() @ tensors[f"{key}.lora_A.weight"].float())
+    def update(a: str) -> Any:
+        return scale * (tensors[a.replace(".lora_A.", ".lora_B.")].float() @ tensors[a].float())
 
-    keys = [name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")]
-    return {key.removeprefix("base_model.model.") + ".weight": update(key) for key in keys}
+    names = {a.removeprefix("base_model.model.").replace(".lora_A.", "."): a for a in tensors if ".lora_A." in a}
+    return {name: partial(update, a) for name, a in names.items()}
 
 
 def trained_updates(trained: Any, base: Mapping[str, Any]) -> Updates:
@@ -59,29 +61,25 @@ def trained_updates(trained: Any, base: Mapping[str, Any]) -> Updates:
 
 def check_adapter(adapter: Path, start: Mapping[str, Any]) -> dict[str, int]:
     """Counts an adapter's tensors that are all zero, not finite, or moved since `run/start.json` was written."""
-    from lab.model.policy import checksum
-
     tensors = read_weights(adapter, *ADAPTER)
-    now = {name: list(checksum(tensor)) for name, tensor in tensors.items()}
     then = {name.replace(".default.", "."): sums for name, sums in start.get("learns", {}).items()}
+    known = [name for name in tensors if name in then]
     return {
         "tensors": len(tensors),
         "all_zero": sum(not tensor.any() for tensor in tensors.values()),
         "not_finite": sum(not tensor.isfinite().all() for tensor in tensors.values()),
-        "compared_with_start": len(now.keys() & then.keys()),
-        "moved_since_start": sum(now[name] != then[name] for name in now.keys() & then.keys()),
+        "compared_with_start": len(known),
+        "moved_since_start": sum(list(checksum(tensors[name])) != then[name] for name in known),
         "at_start": len(then),
     }
 
 
 def check_frozen_base(trained: Any, start: Mapping[str, Any]) -> dict[str, int]:
     """Counts the tensors of the frozen base, loaded again, that are not what they were when the training began."""
-    from lab.model.policy import checksum
-
     # The adapter of TRL's reference model is frozen too, and no part of the base.
     then = {name: sums for name, sums in start.get("frozen", {}).items() if ".lora_" not in name}
-    now = {name: list(checksum(tensor)) for name, tensor in trained.named_parameters() if name in then}
-    return {"at_start": len(then), "compared_with_start": len(now), "changed": sum(now[n] != then[n] for n in now)}
+    changed = [list(checksum(tensor)) != then[name] for name, tensor in trained.named_parameters() if name in then]
+    return {"at_start": len(then), "compared_with_start": len(changed), "changed": sum(changed)}
 
 
 def base_weights(model: Any) -> dict[str, Any]:
@@ -93,7 +91,7 @@ def base_weights(model: Any) -> dict[str, Any]:
     for name, tensor in base.named_parameters(remove_duplicate=False):
         if ".lora_" not in name:
             state = getattr(tensor, "quant_state", None)
-            plain = dequantize_4bit(tensor.data, state) if state is not None else tensor.data
+            plain = tensor.data if state is None else dequantize_4bit(tensor.data, state)
             weights[name.replace(".base_layer.", ".")] = plain.detach().cpu()
     return weights
 
@@ -112,12 +110,10 @@ def compare_weights(merged: Mapping[str, Any], base: Mapping[str, Any], updates:
     """
     import torch
 
-    missing = {name for name in (*base, *updates) if name not in merged and name != HEAD}
     changed, untouched_changed, worst, dots = 0, 0, 0.0, torch.zeros(6, dtype=torch.float64)
-    for name, weight in merged.items():
-        if name not in base:
-            continue
-        plain, differs = base[name].float(), not torch.equal(weight, base[name].to(weight.dtype))
+    for name in (name for name in merged if name in base):
+        weight, plain = merged[name], base[name].float()
+        differs = not torch.equal(weight, base[name].to(weight.dtype))
         changed += differs
         if name not in updates:
             untouched_changed += differs
@@ -137,7 +133,7 @@ def compare_weights(merged: Mapping[str, Any], base: Mapping[str, Any], updates:
         "tensors": len(merged),
         "changed": changed,
         "stray": [name for name in merged if name not in base and name != HEAD],
-        "missing": sorted(missing),
+        "missing": sorted({*base, *updates} - {*merged, HEAD}),
         "untouched_changed": untouched_changed,
         "with_update": len(updates),
         "worst_rounding": worst,
@@ -153,11 +149,9 @@ def compare_tying(weights: Mapping[str, Any], folder: Path, base_config: Mapping
     import torch
 
     configs = (base_config, read_json_or_empty(folder / "config.json"))
-    tied = [
-        one.get("tie_word_embeddings", (one.get("text_config") or {}).get("tie_word_embeddings")) for one in configs
-    ]
-    head, ends = weights.get(HEAD), "embed_tokens.weight"
-    embedding = next((tensor for name, tensor in weights.items() if name.endswith(ends)), head)
+    base, merged = ({**(one.get("text_config") or {}), **one}.get("tie_word_embeddings") for one in configs)
+    head = weights.get(HEAD)
+    embedding = next((tensor for name, tensor in weights.items() if name.endswith("embed_tokens.weight")), head)
     own_head = head is not None and not torch.equal(head, embedding)
-    contradicted = own_head if tied[0] else head is None and embedding is not None
-    return {"base": tied[0], "merged": tied[1], "contradicted": contradicted}
+    contradicted = own_head if base else head is None and embedding is not None
+    return {"base": base, "merged": merged, "contradicted": contradicted}

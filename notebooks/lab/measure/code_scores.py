@@ -33,10 +33,8 @@ def judge_groups(rows: Sequence[Row], groups: Sequence[Sequence[Sampled]], sandb
     for line, job in zip(lines, jobs):
         verdict = Verdict("no code", 0, 1, "there is no code in it", 0.0) if job is None else next(verdicts)
         if verdict.status in ("error", "unsupported"):
-            raise RuntimeError(
-                f"a completion of {job['entry_point']} could not be judged ({verdict.status}: {verdict.why}). "
-                "Leave the problem out (`keep_solvable` finds such), or mend its test."
-            )
+            what = f"a completion of {job['entry_point']} could not be judged ({verdict.status}: {verdict.why})"
+            raise RuntimeError(f"{what}. Leave the problem out (`keep_solvable` finds such), or mend its test.")
         line |= {"status": verdict.status, "graded": verdict.score, "passed": float(verdict.status == "pass")}
         line["why"] = verdict.why
     return pd.DataFrame(lines)
@@ -64,10 +62,11 @@ def pass_at_k_table(record: dict[str, Any]) -> pd.DataFrame:
     lines = {}
     for k, measured in record["pass"].items():
         middle, low, high = (100 * measured["difference"][name] for name in ("estimate", "low", "high"))
-        lines[f"pass@{k}"] = {
-            **{name: f"{100 * measured[name]['estimate']:.1f} %" for name in ("before", "after")},
+        shares = {name: f"{100 * measured[name]['estimate']:.1f} %" for name in ("before", "after")}
+        change = {
             "difference": f"{middle:+.1f} points",
             "95 % interval": f"{low:+.1f} to {high:+.1f}",
             "n": record["n"],
         }
+        lines[f"pass@{k}"] = shares | change
     return pd.DataFrame(lines).T

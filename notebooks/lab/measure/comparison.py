@@ -12,67 +12,60 @@ import numpy as np
 import pandas as pd
 
 from lab.data.overlap import Overlap
+from lab.files import Row
 from lab.measure import estimates
 from lab.measure.evaluate import GREEDY, PLACE, SAMPLED, AnswerSettings
-from lab.measure.grading import reward_columns
 from lab.measure.verdicts import comparison_sentences, interval_text, is_share, signed_points, verdict_by_measure
 
+BASE, MERGED = "base", "merged"  # the models that the verdict compares
 USUAL_COLUMNS = ("template", "level", "category", "subject")  # compared by where BY is None
 QUARTILES_FROM = 9  # different numbers; fewer are lines of their own
 MOST_VALUES, COMMONEST = 24, 20  # different texts that have lines of their own; of more, only the commonest
 
+Tables = dict[str, pd.DataFrame]  # by model, as `grade_answers` makes them, of the same rows: "base", "merged" …
 Measures = dict[str, dict[str, np.ndarray]]  # by decoding and measure: a value a problem
 
 
 def compare_models(
-    tables: dict[str, pd.DataFrame],
-    settings: AnswerSettings,
-    *,
-    seed: int = 0,
-    baseline: str = "base",
-    other: str = "merged",
-    overlap: Overlap | None = None,
-    by: Sequence[str] = (),
-) -> dict[str, Any]:
-    """The content of `evaluation.json`: each model, the paired differences, and what they show.
+    tables: Tables, settings: AnswerSettings, *, seed: int = 0, overlap: Overlap | None = None, by: Sequence[str] = ()
+) -> Row:
+    """The content of `evaluation.json`: each model, the paired differences, and what they show of merged against base.
 
     A problem of which a deciding reward cannot say whether an answer is right is left out, for all models, and counted.
 
     Args:
-        tables: by model, as `grade_answers` makes them, of the same rows.
-        other: the model that the verdict is on, against the baseline.
         overlap: the rows' overlap with the training questions; then its kinds are compared too.
         by: columns by whose values the greedy answers are compared, such as "data/template" (`columns_to_compare`).
 
     Raises ValueError for other questions or another order, a missing model, or nothing that can be compared.
     """
-    check_comparable(tables, baseline, other)
+    check_comparable(tables)
     tables = {name: table.sort_values(PLACE) for name, table in tables.items()}
     unknown = set().union(*(table.loc[table["correct"].isna(), "row"] for table in tables.values()))
     tables = {name: table[~table["row"].isin(unknown)] for name, table in tables.items()}
-    first = tables[baseline][tables[baseline]["decoding"] == GREEDY]
+    first = tables[BASE][tables[BASE]["decoding"] == GREEDY]
     if first.empty:
         raise ValueError("no answer could be scored: the deciding rewards say None to each; look at the gold answers")
     measures = {name: measures_by_problem(table) for name, table in tables.items()}
-    rest = [name for name in tables if name not in (baseline, other)]
-    pairs = [(other, baseline), *((name, baseline) for name in rest), *((other, name) for name in rest)]
+    rest = [name for name in tables if name not in (BASE, MERGED)]
+    pairs = [(MERGED, BASE), *((name, BASE) for name in rest), *((MERGED, name) for name in rest)]
     record = {
         "n": len(first),
         "left_out": len(unknown),
         "models": list(tables),
-        "baseline": baseline,
-        "other": other,
+        "baseline": BASE,
+        "other": MERGED,
         "settings": {**asdict(settings), "stop": list(settings.stop)},
         "correct_by": str(first["correct_by"].iloc[0]),
         **{kind: {m: model_record(measures[m], tables[m], kind, seed) for m in tables} for kind in (GREEDY, SAMPLED)},
         "difference": {},
     }
     for model, against in pairs:
-        name = model if against == baseline else f"{model} against {against}"
+        name = model if against == BASE else f"{model} against {against}"
         record["difference"][name] = paired_differences(measures[against], measures[model], seed)
     record["verdict"] = verdict_by_measure(record)
     record["said"] = " ".join(comparison_sentences(record))
-    before, after = (measures[m][GREEDY]["correct"] for m in (baseline, other))
+    before, after = (measures[m][GREEDY]["correct"] for m in (BASE, MERGED))
     record["by"] = {column: compare_by_value(first[column], before, after, seed) for column in by}
     record["overlap"] = None
     if overlap is not None:
@@ -80,39 +73,38 @@ def compare_models(
         record["by"]["overlap"] = compare_by_value(kinds, before, after, seed)
         record["overlap"] = {"counts": overlap.counts, "said": overlap.sentence}
         if same := overlap.counts.get("identical", 0):
-            seen = f" {same} of the problems are in the training set word for word: see the lines by overlap."
-            record["said"] += seen
+            record["said"] += (
+                f" {same} of the problems are in the training set word for word: see the lines by overlap."
+            )
     record["seconds"] = {f"answer_{m}": round(float(table["seconds"].sum()), 1) for m, table in tables.items()}
     return record
 
 
-def check_comparable(tables: dict[str, pd.DataFrame], baseline: str, other: str) -> None:
+def check_comparable(tables: Tables) -> None:
     """Raises ValueError unless these models have answers to the same questions, graded alike."""
-    missing = [name for name in (baseline, other) if name not in tables]
-    if missing:
+    if missing := [name for name in (BASE, MERGED) if name not in tables]:
         there = ", ".join(tables) or "no model"
         raise ValueError(f"there are no answers of {missing[0]!r}, only of {there}: let that model answer too")
-    first = tables[baseline].sort_values(PLACE)
+    first = tables[BASE].sort_values(PLACE)
     if first.empty:
         raise ValueError("there are no answers to compare: evaluate at least one held-out problem")
     for name, table in tables.items():
         table = table.sort_values(PLACE)
         for column in (*PLACE, "prompt", "question", "gold"):
             if list(table[column]) != list(first[column]):
+                what = f"all models must answer the same questions in the same order, and {column} of {name!r}"
                 raise ValueError(
-                    f"all models must answer the same questions in the same order, and {column} of {name!r} is not that of "
-                    f"{baseline!r}: let both answer again, with the same rows and settings"
+                    f"{what} is not that of {BASE!r}: let both answer again, with the same rows and settings"
                 )
         if set(table["correct_by"]) != set(first["correct_by"]):
-            raise ValueError(
-                f"{name!r} and {baseline!r} were judged by different rewards: grade both with the same ones"
-            )
+            raise ValueError(f"{name!r} and {BASE!r} were judged by different rewards: grade both with the same ones")
 
 
 def measures_by_problem(table: pd.DataFrame) -> Measures:
     """Each measure's mean over the answers to a problem (NaN where a reward says None to all), pass@k and maj@k."""
     measures: Measures = {GREEDY: {}, SAMPLED: {}}
-    names = ["format", "correct", "right_anyhow", "finished", "tokens", *reward_columns(table)]
+    names = ["format", "correct", "right_anyhow", "finished", "tokens"]
+    names += [name for name in table if name.startswith("reward/")]
     for decoding, part in table.groupby("decoding"):
         groups, means = [group for _, group in part.groupby("row")], part.groupby("row")[names].mean()
         values = {name: means[name].to_numpy(dtype=float) for name in names}
@@ -140,7 +132,7 @@ def estimate(name: str, values: np.ndarray, seed: int, lowest: float = 0.0) -> d
     return estimates.bootstrap_mean(values, seed)
 
 
-def model_record(measures: Measures, table: pd.DataFrame, decoding: str, seed: int) -> dict[str, Any]:
+def model_record(measures: Measures, table: pd.DataFrame, decoding: str, seed: int) -> Row:
     """One model's measures with their intervals, and how fast it was; empty where it was not asked so."""
     part = table[table["decoding"] == decoding]
     if part.empty:
@@ -151,12 +143,12 @@ def model_record(measures: Measures, table: pd.DataFrame, decoding: str, seed: i
     return {**found, "completions": len(part), "seconds": round(seconds, 2), "tokens_per_second": speed}
 
 
-def paired_differences(before: Measures, after: Measures, seed: int) -> dict[str, dict[str, Any]]:
+def paired_differences(before: Measures, after: Measures, seed: int) -> dict[str, Row]:
     """By decoding and measure: the paired difference with its interval, and for shares a p-value.
 
     For greedy answers it is McNemar's, with how many problems were gained and lost; for samples, by sign flips.
     """
-    differences: dict[str, dict[str, Any]] = {GREEDY: {}, SAMPLED: {}}
+    differences: dict[str, Row] = {GREEDY: {}, SAMPLED: {}}
     for decoding, record in differences.items():
         for name in before[decoding]:
             change = after[decoding][name] - before[decoding][name]
@@ -186,7 +178,7 @@ def columns_to_compare(asked: Sequence[str] | None, columns: Sequence[str]) -> l
     return [f"data/{name}" for name in (USUAL_COLUMNS if asked is None else asked) if name in columns]
 
 
-def compare_by_value(values: Sequence[Any], before: np.ndarray, after: np.ndarray, seed: int) -> list[dict[str, Any]]:
+def compare_by_value(values: Sequence[Any], before: np.ndarray, after: np.ndarray, seed: int) -> list[Row]:
     """A line for each value of a column: its problems, both models' share right, the difference; the worst first."""
     lines, labels = [], np.array(value_labels(values), dtype=object)
     for label in dict.fromkeys(labels):
@@ -224,7 +216,7 @@ def label(value: Any) -> str:
     return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.6g}"
 
 
-def by_value_table(record: dict[str, Any], column: str) -> pd.DataFrame:
+def by_value_table(record: Row, column: str) -> pd.DataFrame:
     """The lines by a column's values as a person reads them. Raises ValueError for a column that was not asked for."""
     if column not in record["by"]:
         raise ValueError(f"there are no lines by {column!r}; there are: {', '.join(record['by']) or 'none'}")
@@ -236,18 +228,16 @@ def by_value_table(record: dict[str, Any], column: str) -> pd.DataFrame:
     return shown.rename(columns={"value": column.removeprefix("data/")})
 
 
-def changed_answers(
-    tables: dict[str, pd.DataFrame], baseline: str = "base", other: str = "merged"
-) -> dict[str, pd.DataFrame]:
+def changed_answers(tables: Tables) -> Tables:
     """The problems whose greedy answer is right with one model only, or with neither.
 
     Returns "regressions" (right before, wrong now), "gains" and "unchanged failures", each with question, gold, before,
     after (completions) and the shares of sampled answers that are right (NaN without samples). Those that the samples
     confirm most come first.
     """
-    check_comparable(tables, baseline, other)
+    check_comparable(tables)
     greedy, sampled = {}, {}
-    for side, name in (("before", baseline), ("after", other)):
+    for side, name in (("before", BASE), ("after", MERGED)):
         greedy[side] = tables[name][tables[name]["decoding"] == GREEDY].set_index("row").sort_index()
         sampled[side] = tables[name][tables[name]["decoding"] == SAMPLED].groupby("row")["correct"].mean()
     table = greedy["before"][["question", "gold"]].assign(**{side: one["completion"] for side, one in greedy.items()})

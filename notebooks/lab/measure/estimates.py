@@ -115,9 +115,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     """
     if not 0 <= c <= n or not 1 <= k <= n:
         raise ValueError(f"pass@k needs 0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}")
-    if n - c < k:
-        return 1.0
-    return 1.0 - float(np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
+    return 1.0 if n - c < k else 1.0 - float(np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
 
 
 def votes(answers: Sequence[str | None], right: Sequence[float]) -> tuple[tuple[tuple[int, float], ...], int]:
@@ -126,13 +124,12 @@ def votes(answers: Sequence[str | None], right: Sequence[float]) -> tuple[tuple[
     >>> votes(["12", "13", "12.0", None], [1, 0, 1, 0])
     (((2, 1.0), (1, 0.0)), 1)
     """
-    different: list[tuple[str, list[float]]] = []
+    different: dict[str, list[float]] = {}  # the first of equal answers -> marks
     for text, is_right in zip(answers, right):
         if isinstance(text, str):
-            alike = (m for one, m in different if one == text or same_answer(text, one) or same_answer(one, text))
-            marks = next(alike, None)
-            different.append((text, [is_right])) if marks is None else marks.append(is_right)
-    counted = tuple((len(marks), sum(marks) / len(marks)) for _, marks in different)
+            alike = (one for one in different if one == text or same_answer(text, one) or same_answer(one, text))
+            different.setdefault(next(alike, text), []).append(is_right)
+    counted = tuple((len(marks), sum(marks) / len(marks)) for marks in different.values())
     return counted, len(answers) - sum(count for count, _ in counted)
 
 

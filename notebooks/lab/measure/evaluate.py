@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -53,15 +53,7 @@ class AnswerSettings:
 
 
 def collect_answers(
-    model: Any,
-    tokenizer: Any,
-    rows: Sequence[Row],
-    settings: AnswerSettings,
-    path: Path,
-    identity: str,
-    *,
-    name: str,
-    say: Callable[[str], None] = print,
+    model: Any, tokenizer: Any, rows: Sequence[Row], settings: AnswerSettings, path: Path, identity: str, *, name: str
 ) -> pd.DataFrame:
     """One model's answers to the held-out rows, greedy and sampled, kept as Parquet at `path`.
 
@@ -86,7 +78,7 @@ def collect_answers(
     asked = hashlib.sha256(asked).hexdigest()[:16]
     table = read_answers(path, expected_answers(range(len(rows)), settings.decodings), asked)
     if table is not None:
-        say(f"{name}: the answers in {relative(path)} are used again. Delete the file to ask the model anew.")
+        print(f"{name}: the answers in {relative(path)} are used again. Delete the file to ask the model anew.")
         return with_rows(table, rows, tokenizer)
     parts = path.parent / f".{path.stem}.parts"
     table = pd.concat(answer_batches(model, tokenizer, rows, settings, parts / asked, name), ignore_index=True)

@@ -73,10 +73,6 @@ def grade_answers(
     return pd.concat([table[kept], scores.add_prefix("reward/")], axis=1)
 
 
-def reward_columns(table: pd.DataFrame) -> list[str]:
-    return [name for name in table if name.startswith("reward/")]
-
-
 def right_in_any_style(text: str, gold: Any) -> bool:
     """Whether the last number of the text, or all of it, is the gold answer, in whatever style it is given.
 

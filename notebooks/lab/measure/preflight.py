@@ -1,27 +1,8 @@
 """Before any training: do samples of the base policy carry a signal that GRPO can learn from?
 
-GRPO compares the completions of one prompt with each other. A group in which all have the same total
-reward teaches nothing. `preflight` measures that on sampled groups and gives the worst of:
-
-| finding                                                                         | verdict |
-|---------------------------------------------------------------------------------|---------|
-| a weighted reward raises, or returns what is no score                           | no-go   |
-| fewer than 10 % of the groups have spread in the total                          | no-go   |
-| no completion is right, and the reward that decides it has hardly any spread    | no-go   |
-| the reward that decides what is right is None on every row                      | no-go   |
-| pass@1 of 95 % or more, and no other reward has spread                          | no-go   |
-| pass@1 of 95 % or more, and another reward has spread: only style is left       | weak    |
-| fewer than 40 % of the groups have spread in the total                          | weak    |
-| pass@k (k: the group's size) of a correctness reward below 20 %                 | weak    |
-| a weighted reward is the same for every completion                              | weak    |
-| a weighted reward is None on more than 10 % of the completions                  | weak    |
-| more than 30 % of the completions are cut at the token limit                    | weak    |
-| a weighted reward and correctness correlate below -0.3 within the groups        | weak    |
-| a weighted reward could not score more than 10 %: its service did not answer    | weak    |
-| a reward of weight 0 raises: training does not call it                          | weak    |
-| none of these                                                                   | go      |
-
-With fewer than 32 completions only a failing reward is a no-go; any other no-go becomes weak: sample more.
+GRPO compares the completions of one prompt with each other. A group in which all have the same total reward teaches
+nothing. `preflight` measures that on sampled groups, and gives the worst of all findings: no-go, weak, or go where there
+is none. With fewer than 32 completions only a failing reward is a no-go; any other no-go becomes weak: sample more.
 """
 
 from __future__ import annotations
@@ -49,7 +30,6 @@ NONE_SHARE = 0.10  # None counts as 0 in TRL's sum; a few unusable gold answers 
 PULL = -0.30  # correlation: on ENOUGH completions chance alone reaches it about one time in twenty
 SAME = 1e-9  # differences below it are rounding
 # Many base models say them before any training (Liu et al. 2025, "Understanding R1-Zero-Like Training").
-# The words alone are counted: in a problem about a queue "wait" is no reconsidering.
 AHA = {
     "wait": r"wait",
     "hmm": r"hmm+",
@@ -60,12 +40,9 @@ AHA = {
 }
 LONGER = "Raise max_completion_length, unless the completions only ramble."
 HARDER = "Take harder data: problems that the base often gets wrong."
-FAILING = (
-    "Take easier data, or mix some in.",
-    "Run SFT on worked examples first.",
-    "Add a softer reward that tells a near miss from a complete one.",
-    "Try another base model.",
-)
+FAILING = ("Take easier data, or mix some in.", "Run SFT on worked examples first.")
+FAILING += ("Add a softer reward that tells a near miss from a complete one.", "Try another base model.")
+Groups = Sequence[Sequence[Sampled]]  # the completions of each prompt
 Finding = tuple[str, str, tuple[str, ...]]  # verdict (no-go, weak or go), reason, advice
 
 
@@ -78,23 +55,13 @@ def no_go(reason: str, *advice: str) -> Finding:
 
 
 def preflight(
-    functions: Sequence[Any],
-    weights: Mapping[str, float],
-    rows: Sequence[Row],
-    groups: Sequence[Sequence[Sampled]],
-    *,
-    seconds: float | None = None,
+    functions: Sequence[Any], weights: Mapping[str, float], rows: Sequence[Row], groups: Groups, *, seconds: float = 0
 ) -> Row:
     """The JSON-able record of all measurements, with `verdict`, `reasons` (worst first) and `advice`.
 
-    Args:
-        functions: rewards; one without a range gets the lowest and highest score seen as its range.
-        weights: by name; a reward with weight 0 or none is measured, but not part of the total.
-        rows: data-set rows, one a group.
-        groups: the completions of each row, in groups of one size.
-        seconds: what the sampling took; gives completions per second.
-
-    Raises ValueError, with the way out, for input that is no set of groups or no choice of rewards.
+    A reward without a range gets the lowest and highest score seen as its range; one with weight 0 or none is measured,
+    but not part of the total. There is one row a group, and the groups are of one size. `seconds` is what the sampling
+    took. Raises ValueError, with the way out, for input that is no set of groups or no choice of rewards.
     """
     check_input(functions, weights, rows, groups)
     score_groups([], rows, groups)  # rows that do not fit together are no reward's fault: let them raise here
@@ -204,11 +171,11 @@ def correlation(scores: dict[str, np.ndarray]) -> dict[str, dict[str, float | No
 
     None where a reward never varies within a group, or two rewards share no scored completion.
     """
-    centred = {}
-    for name, values in scores.items():
-        frame = pd.DataFrame(values)  # rounded below: noise must not correlate
-        centred[name] = frame.sub(frame.mean(axis=1), axis=0).round(9).to_numpy().ravel()
-    table = pd.DataFrame(centred).corr()
+    frames = {name: pd.DataFrame(values) for name, values in scores.items()}
+    centred = {name: frame.sub(frame.mean(axis=1), axis=0) for name, frame in frames.items()}
+    table = pd.DataFrame(
+        {name: one.to_numpy().ravel().round(9) for name, one in centred.items()}
+    ).corr()  # noise must not correlate
     return {a: {b: None if np.isnan(r) else float(r) for b, r in table[a].items()} for a in table}
 
 
@@ -221,7 +188,14 @@ def count_aha_words(texts: Sequence[str]) -> Row:
 
 def judge_signal(record: Row) -> Row:
     """Verdict, reasons and advice: the worst of all findings, all of them listed."""
-    findings = list(about_failures(record))
+    findings = []
+    for name, line in record["rewards"].items():  # those that raised, or returned what is no score
+        if line["error"] and line["weight"]:
+            repair = f"Repair {name}, and call it on one completion by hand."
+            findings.append(no_go(f"{name} failed: {line['error']}", repair))
+        elif line["error"]:
+            reason = f"{name} failed, but has weight 0: {line['error']}"
+            findings.append(weak(reason, f"Repair {name} before it gets a weight."))
     if weighted(record):
         found = [*about_right(record), *about_signal(record), *about_rewards(record)]
         if record["clipped_share"] > CUT:
@@ -243,15 +217,6 @@ def headroom(record: Row) -> str:
     found = f"pass@1 is {percent(at['1']['estimate'])}, pass@{size} {percent(at[str(size)]['estimate'])}"
     where = f"in {differ} of {n} groups ({percent(differ / n)}) the completions differ in total reward"
     return f"{where}, and by {by} {found}: that headroom is what GRPO can turn into pass@1"
-
-
-def about_failures(record: Row) -> Iterator[Finding]:
-    """Rewards that raised, or returned what is no score."""
-    for name, line in record["rewards"].items():
-        if line["error"] and line["weight"]:
-            yield no_go(f"{name} failed: {line['error']}", f"Repair {name}, and call it on one completion by hand.")
-        elif line["error"]:
-            yield weak(f"{name} failed, but has weight 0: {line['error']}", f"Repair {name} before it gets a weight.")
 
 
 def about_right(record: Row) -> Iterator[Finding]:
@@ -279,11 +244,11 @@ def about_right(record: Row) -> Iterator[Finding]:
         reason = f"none of {passed['prompts']} × {size} completions is right by {by} ({bound})"
         if max(signal_share(rewards[name]) for name in deciding) >= NO_SIGNAL:
             yield weak(f"{reason}: only its partial scores can be climbed", *FAILING)
-            return
-        left = f"only {style} could be learned, not the task" if others else "nothing to amplify"
-        check = f"First see that {by} gives a perfect completion its top score."
-        longer = (LONGER,) if record["clipped_share"] > CUT else ()  # what is cut before its answer cannot be right
-        yield no_go(f"{reason}: {left}", check, *longer, *FAILING)
+        else:
+            left = f"only {style} could be learned, not the task" if others else "nothing to amplify"
+            check = f"First see that {by} gives a perfect completion its top score."
+            longer = [LONGER] * (record["clipped_share"] > CUT)  # what is cut before its answer cannot be right
+            yield no_go(f"{reason}: {left}", check, *longer, *FAILING)
     elif at[str(size)]["estimate"] < RARE:
         share = percent(at[str(size)]["estimate"])
         reason = f"pass@{size} is {share} by {by}: few groups hold a right completion to amplify"

@@ -39,12 +39,10 @@ STEERED = ("weights", "stages", "adaptive", "last_temperature")  # by lab.train.
 
 
 class Comparison(NamedTuple):
-    """One question, and the recipes that answer it beside the baseline: name -> what it changes."""
-
     title: str
     question: str
     baseline: str  # what the baseline is called here
-    recipes: Mapping[str, Row]
+    recipes: Mapping[str, Row]  # that answer the question beside the baseline: name -> what it changes
 
 
 FORMAT_ONLY = {"format_reward": 0.5, "soft_format_reward": 0.5}
@@ -132,7 +130,10 @@ def compare_recipes(runs: Sequence[Row]) -> pd.DataFrame:
         line |= {"reached": reached if np.isfinite(reached) else np.nan, "no_spread": own["no_spread"].mean()}
         for measure in MEASURES:
             mean, low, high = t_interval((own[measure] - base[measure]).loc[seeds])
-            verdict = "baseline" if name == "baseline" else difference_verdict(low, high, len(seeds))
+            verdict = "better" if low > 0 else "worse" if high < 0 else "no difference seen"
+            verdict = "identical" if low == high == 0 else verdict
+            verdict = {0: "no seed in common", 1: "one seed: no interval"}.get(len(seeds), verdict)
+            verdict = "baseline" if name == "baseline" else verdict
             found = {"_difference": mean, "_low": low, "_high": high, "_verdict": verdict}
             line |= {measure: own[measure].mean()} | {f"{measure}{part}": value for part, value in found.items()}
         lines[name] = line
@@ -160,15 +161,6 @@ def t_interval(values: Sequence[float]) -> tuple[float, float, float]:
         return values.sum() if len(values) else np.nan, np.nan, np.nan
     half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
     return values.mean(), values.mean() - half, values.mean() + half
-
-
-def difference_verdict(low: float, high: float, pairs: int) -> str:
-    """In words, from the interval of a paired difference alone."""
-    if pairs < 2:
-        return "one seed: no interval" if pairs else "no seed in common"
-    if low == high == 0:
-        return "identical"
-    return "better" if low > 0 else "worse" if high < 0 else "no difference seen"
 
 
 def points_text(line: Mapping[str, Any], measure: str) -> str:
@@ -213,8 +205,8 @@ def recipe_sentences(table: pd.DataFrame) -> list[str]:
 def chance_sentence(table: pd.DataFrame) -> str:
     """How many intervals there are, how many exclude 0, and how many would by chance alone."""
     verdicts = [table[f"{measure}_verdict"] for measure in MEASURES]
-    clear = [int(v.isin(["better", "worse"]).sum()) for v in verdicts]
-    of = [int(v.isin(["better", "worse", "no difference seen"]).sum()) for v in verdicts]
+    clear = [v.isin(["better", "worse"]).sum() for v in verdicts]
+    of = [v.isin(["better", "worse", "no difference seen"]).sum() for v in verdicts]
     return (
         f"{clear[0]} of {of[0]} intervals exclude 0 on held-out problems, {clear[1]} of {of[1]} while training. "
         f"If no recipe had any effect, about one in twenty would: {0.05 * sum(of):.1f} of {sum(of)}."

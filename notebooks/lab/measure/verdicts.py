@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pandas as pd
 
+from lab.files import Row
 from lab.measure.estimates import problems_needed
 from lab.measure.evaluate import GREEDY, SAMPLED
 
@@ -23,21 +23,21 @@ def is_share(measure: str) -> bool:
     return measure.startswith(SHARES)
 
 
-def verdict_of(change: dict[str, Any]) -> str:
+def verdict_of(change: Row) -> str:
     """Better or worse where the interval excludes 0 and, where there is an exact p-value, it agrees."""
     if change["low"] <= 0 <= change["high"] or change.get("p", 0) >= SIGNIFICANT:
         return NO_GAIN
     return BETTER if change["estimate"] > 0 else WORSE
 
 
-def verdict_by_measure(record: dict[str, Any]) -> dict[str, str]:
+def verdict_by_measure(record: Row) -> dict[str, str]:
     """Of the model in question against the baseline: by greedy correct, and by pass@1 where samples were taken."""
     change = record["difference"][record["other"]]
     measures = {"correct": change[GREEDY]["correct"], "pass@1": change[SAMPLED].get("pass@1")}
     return {name: verdict_of(one) for name, one in measures.items() if one}
 
 
-def comparison_sentences(record: dict[str, Any]) -> Iterator[str]:
+def comparison_sentences(record: Row) -> Iterator[str]:
     """What a person should know of the comparison, the verdicts first."""
     change, settings, n = record["difference"][record["other"]], record["settings"], record["n"]
     measures = {"correct": (GREEDY, "correct, greedy")}
@@ -82,7 +82,7 @@ def signed_points(value: float, factor: float = 100) -> str:
     return f"{round(factor * value, 1) + 0.0:+.1f}".replace("-", "−")
 
 
-def interval_text(change: dict[str, Any], factor: float = 100) -> str:
+def interval_text(change: Row, factor: float = 100) -> str:
     """An interval as it is read, in points."""
     return f"{signed_points(change['low'], factor)} to {signed_points(change['high'], factor)}"
 
@@ -91,7 +91,7 @@ def p_text(p: float) -> str:
     return "< 0.0001" if p < 0.0001 else f"= {p:.2g}"
 
 
-def summary_table(record: dict[str, Any]) -> pd.DataFrame:
+def summary_table(record: Row) -> pd.DataFrame:
     """The evaluation as a person reads it: a line a measure, a column a model, and the difference that the verdict is on."""
     first, last, k = record["baseline"], record["other"], record["settings"]["n_samples"]
     at = f", temperature {record['settings']['temperature']:g}"
