@@ -1,7 +1,5 @@
 """The trained model in the forms that others load: adapter, 4 bits, GGUF with an Ollama Modelfile, the Hub."""
 
-from __future__ import annotations
-
 import errno
 import importlib.util
 import json

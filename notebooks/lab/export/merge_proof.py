@@ -1,7 +1,5 @@
 """Whether a merged folder is the model that was trained: `prove_merge` measures, `proof_checks` judges the measures."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

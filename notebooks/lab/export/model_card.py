@@ -1,7 +1,5 @@
 """The card of an exported model: how it was made, what was measured and proved, and what is not known."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
@@ -28,10 +26,7 @@ EVALUATED = (
 
 
 def render_card(about: Row, report: Row, served: ServedPrompt, proof: Row, evaluation: Row | None = None) -> str:
-    """The card as Markdown with the Hub's metadata in front.
-
-    Args: the contents of `run/run.json`, `dataset/report.json`, `merge_proof.json` and `evaluation.json` (None: not yet).
-    """
+    """The card as Markdown with the Hub's metadata in front, from the files of these names; `evaluation` may come later."""
     rewards, settings = about["rewards"], {**about["requested"], **(about.get("effective") or {})}
     paid = [f"- {_code(entry['name'])} × {entry['weight']:g}" for entry in rewards["rewards"]]
     used = ", ".join(f"`{name}={settings[name]}`" for name in SETTINGS if name in settings)

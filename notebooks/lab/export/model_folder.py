@@ -1,7 +1,5 @@
 """A model's folder: built beside its place and moved there when complete, its files and their hashes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -66,10 +64,7 @@ class StagingFolder:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def publish(self, name: str) -> Path | None:
-        """Moves one folder into place and deletes the others; returns where the earlier export is kept, if it is.
-
-        An earlier export of the very same weights is never kept: a notebook run again would fill the disk with copies.
-        """
+        """Moves one folder into place and deletes the others; returns where the earlier export is kept, if it is."""
         for path in (self.folder / name).rglob("*"):
             if path.is_file():
                 path.chmod(0o644)  # safetensors writes files that only their owner can read
@@ -93,7 +88,7 @@ class StagingFolder:
         except OSError:
             kept.rename(self.place)  # as it was
             raise
-        if self.replace or before == now != []:
+        if self.replace or before == now != []:  # a notebook run again would fill the disk with copies
             shutil.rmtree(kept)
             return None
         return kept

@@ -1,7 +1,5 @@
 """A Modelfile for Ollama, for models whose chat template is ChatML (Qwen, SmolLM2, the starter policy)."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the trained and the merged model predict and answer: how far apart they are, and which merge is nearest."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from lab.export.model_folder import ExportError
 from lab.export.serving_prompt import ServedPrompt, rendered_prefill
@@ -50,8 +49,6 @@ def prediction_distance(model: Any, other: Any, sample: ProofSample) -> dict[str
     Returns logit_max and logit_mean (differences of a token's logit), kl and kl_max (KL(model ‖ other) of the next token
     in nats, mean and largest), same_top (share of positions where both put the same token first), and positions.
     """
-    import torch
-
     rows = []  # of each position: the mean and largest difference of logits, KL, same token first
     for prompt, reply in sample:
         ids, start = torch.tensor([[*prompt, *reply]], device=model.device), len(prompt) - 1
@@ -87,10 +84,7 @@ def distance_table(distances: Mapping[str, Mapping[str, float]]) -> pd.DataFrame
 
 
 def choose_merge(distances: Mapping[str, Mapping[str, float]], merge_into: str = "auto") -> tuple[str, str]:
-    """The merge to export, and why: the nearest to the trained model, or the one that a person chose by name.
-
-    Raises ExportError for one that was not made.
-    """
+    """The merge to export, and why: the nearest to the trained model, or the one chosen by name. Raises ExportError."""
     kl = {name: distance["kl"] for name, distance in distances.items()}
     if merge_into not in ("auto", *kl):
         raise ExportError(f'MERGE_INTO is {merge_into!r}; there are: {", ".join(map(repr, kl))}, and "auto".')
@@ -105,12 +99,7 @@ def choose_merge(distances: Mapping[str, Mapping[str, float]], merge_into: str =
 def greedy_answers(
     model: Any, tokenizer: Any, chats: Sequence[Messages], served: ServedPrompt, ends: set[int] | None = None
 ) -> list[str]:
-    """What a server of the model must answer to held-out prompts: the prefill and a greedy continuation.
-
-    Decoded as in training, whatever the model's generation config says; `ends`: the tokens that end a turn there.
-    """
-    import torch
-
+    """What a server must answer, decoded as in training: prefill and greedy continuation. `ends`: tokens that end a turn."""
     ends, prefill = ends or end_tokens(model, tokenizer), rendered_prefill(tokenizer, served.prefill)
     options = {"do_sample": False, "max_new_tokens": served.max_new_tokens}
     options |= {"stop_strings": list(served.stop), "tokenizer": tokenizer} if served.stop else {}

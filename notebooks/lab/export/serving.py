@@ -1,7 +1,5 @@
 """An exported model behind `transformers serve` on this machine, asked through the `openai` client."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

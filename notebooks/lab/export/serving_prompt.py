@@ -4,8 +4,6 @@ System prompt, worked examples and prefill go into the folder's chat template, s
 config. Then the question alone, asked of any server, gives the very token ids of the training.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -1,13 +1,15 @@
 """The weights of adapter, base and merged folder, compared tensor by tensor."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from lab.export.model_folder import ExportError, read_json_or_empty
 from lab.files import relative
@@ -20,9 +22,6 @@ Updates = Mapping[str, Callable[[], Any]]  # {weight's name: forms its update in
 
 def read_weights(folder: Path, name: str = "model.safetensors", made_by: str = "05_merge_and_export") -> dict[str, Any]:
     """The tensors of a folder's safetensors files, by name. Raises ExportError for a missing or damaged file."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     index = folder / f"{name}.index.json"
     try:
         shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.exists() else {}
@@ -99,17 +98,14 @@ def base_weights(model: Any) -> dict[str, Any]:
 def compare_weights(merged: Mapping[str, Any], base: Mapping[str, Any], updates: Updates) -> dict[str, Any]:
     """Compares every tensor of the merged folder with base + update, formed here in 32 bits.
 
-    Returns:
-        tensors, changed: how many there are, and how many differ from the base.
+    Of what it returns:
+        changed, untouched_changed: tensors that differ from the base; those of them that have no update.
         stray, missing: names that only one side has (a tied output layer may be left out).
-        untouched_changed: tensors without an update that are not the base's, bit by bit.
         worst_rounding: largest |merged - expected| as a multiple of what two roundings to 16 bits explain; at most 1.
         merge_ratio: the merged update projected on our own merge rounded to 16 bits; 1 if equal, 0 if dropped.
         aside: norm of merged update minus ours, as a share of ours; aside_by_rounding: the share that rounding explains.
         update_kept: like merge_ratio against the unrounded update: what rounding to 16 bits left of it.
     """
-    import torch
-
     changed, untouched_changed, worst, dots = 0, 0, 0.0, torch.zeros(6, dtype=torch.float64)
     for name in (name for name in merged if name in base):
         weight, plain = merged[name], base[name].float()
@@ -146,8 +142,6 @@ def compare_weights(merged: Mapping[str, Any], base: Mapping[str, Any], updates:
 
 def compare_tying(weights: Mapping[str, Any], folder: Path, base_config: Mapping[str, Any]) -> dict[str, Any]:
     """Whether the output layer is the embedding: in the base, in the folder, and whether the weights contradict the base."""
-    import torch
-
     configs = (base_config, read_json_or_empty(folder / "config.json"))
     base, merged = ({**(one.get("text_config") or {}), **one}.get("tie_word_embeddings") for one in configs)
     head = weights.get(HEAD)

@@ -1,7 +1,5 @@
 """Sampled code in the sandbox: verdicts on groups, and pass@k before and after."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,10 +15,9 @@ from sandbox import Sandbox, Verdict
 
 
 def judge_groups(rows: Sequence[Row], groups: Sequence[Sequence[Sampled]], sandbox: Sandbox) -> pd.DataFrame:
-    """The verdicts on sampled groups, one line a completion.
+    """The verdicts on sampled groups, one line a completion: its problem (a position), sample, completion, tokens, status
+    (`no code` where there is none to run), graded (share of assertions), passed (1.0 or 0.0) and why.
 
-    Columns: problem (its position), sample, completion, tokens, status (`no code` where there is none to run), graded
-    (share of assertions), passed (1.0 or 0.0), why.
     Raises RuntimeError where a completion could not be judged; a 0 in its place would be a lie.
     """
     lines, jobs = [], []

@@ -1,7 +1,5 @@
 """Two or three models on the same held-out prompts: shares, paired differences, by column, and what changed."""
 
-from __future__ import annotations
-
 import math
 import numbers
 from collections.abc import Sequence
@@ -32,11 +30,7 @@ def compare_models(
     """The content of `evaluation.json`: each model, the paired differences, and what they show of merged against base.
 
     A problem of which a deciding reward cannot say whether an answer is right is left out, for all models, and counted.
-
-    Args:
-        overlap: the rows' overlap with the training questions; then its kinds are compared too.
-        by: columns by whose values the greedy answers are compared, such as "data/template" (`columns_to_compare`).
-
+    The greedy answers are compared by the values of the columns `by`, and by their `overlap` with the training questions.
     Raises ValueError for other questions or another order, a missing model, or nothing that can be compared.
     """
     check_comparable(tables)
@@ -144,10 +138,7 @@ def model_record(measures: Measures, table: pd.DataFrame, decoding: str, seed: i
 
 
 def paired_differences(before: Measures, after: Measures, seed: int) -> dict[str, Row]:
-    """By decoding and measure: the paired difference with its interval, and for shares a p-value.
-
-    For greedy answers it is McNemar's, with how many problems were gained and lost; for samples, by sign flips.
-    """
+    """By decoding and measure: the paired difference with its interval, and for shares McNemar's p-value, or by sign flips."""
     differences: dict[str, Row] = {GREEDY: {}, SAMPLED: {}}
     for decoding, record in differences.items():
         for name in before[decoding]:
@@ -165,9 +156,7 @@ def paired_differences(before: Measures, after: Measures, seed: int) -> dict[str
 
 
 def columns_to_compare(asked: Sequence[str] | None, columns: Sequence[str]) -> list[str]:
-    """The data set's columns to compare by, as the answers call them: those asked for, or the usual ones that are there.
-
-    Raises ValueError for a column that the data set does not have.
+    """The columns to compare by, as the answers call them: those asked for, or the usual ones. Raises ValueError for others.
 
     >>> columns_to_compare(None, ["answer", "template"]), columns_to_compare([], ["template"])
     (['data/template'], [])
@@ -229,11 +218,10 @@ def by_value_table(record: Row, column: str) -> pd.DataFrame:
 
 
 def changed_answers(tables: Tables) -> Tables:
-    """The problems whose greedy answer is right with one model only, or with neither.
+    """The problems whose greedy answer is right with one model only ("regressions", "gains"), or with neither.
 
-    Returns "regressions" (right before, wrong now), "gains" and "unchanged failures", each with question, gold, before,
-    after (completions) and the shares of sampled answers that are right (NaN without samples). Those that the samples
-    confirm most come first.
+    Each has question, gold, before, after (completions) and the shares of sampled answers that are right (NaN without
+    samples). Those that the samples confirm most come first.
     """
     check_comparable(tables)
     greedy, sampled = {}, {}

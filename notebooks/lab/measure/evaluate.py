@@ -1,9 +1,4 @@
-"""Every model answers the same held-out prompts, with the same template and decoding; the answers are kept as Parquet.
-
-`collect_answers` asks a model, `grading.grade_answers` grades, `comparison.compare_models` makes `evaluation.json`.
-"""
-
-from __future__ import annotations
+"""Every model answers the same held-out prompts, with the same template and decoding; the answers are kept as Parquet."""
 
 import hashlib
 import json
@@ -14,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+from tqdm.auto import tqdm
 
 from lab.data.columns import data_columns
 from lab.files import Row, relative, write_parquet
@@ -62,9 +59,7 @@ def collect_answers(
 
     Args:
         model: a model, or a function that loads one, called only where an answer is missing.
-        rows: with `prompt` (chat messages), `answer` and whatever other columns.
         identity: what tells the model's weights from any others, such as a hash of its files.
-        name: of the model, for the progress bars.
 
     Returns a line an answer: row, decoding ("greedy" or "sampled"), sample (from 0), prompt, question, gold,
     data/<column>, completion, tokens, finished (not cut), seconds (its part of the batch's), asked (a hash).
@@ -92,8 +87,6 @@ def answer_batches(
     model: Any, tokenizer: Any, rows: Sequence[Row], settings: AnswerSettings, parts: Path, name: str
 ) -> Iterator[pd.DataFrame]:
     """The batches' answers: those of earlier attempts, then the missing ones, each written as soon as it is there."""
-    from tqdm.auto import tqdm
-
     prompts = [row["prompt"] for row in rows]
     texts = [render(tokenizer, prompt) for prompt in prompts]
     for decoding, n, temperature in settings.decodings:
@@ -128,8 +121,6 @@ def expected_answers(places: Collection[int], decodings: Sequence[tuple[str, int
 
 def read_answers(path: Path, expected: set[tuple[int, str, int]], asked: str | None = None) -> pd.DataFrame | None:
     """The kept answers; None where the file is missing or damaged, or has other answers than those expected."""
-    import pyarrow as pa
-
     try:
         table = pd.read_parquet(path, columns=PLACE + FROM_MODEL + [ASKED] * (asked is not None))
     except (OSError, ValueError, KeyError, pa.ArrowException):

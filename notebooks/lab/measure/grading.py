@@ -1,7 +1,5 @@
 """Completions graded: each reward called as TRL calls it, what is right by them, and a lenient second measure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -27,11 +25,7 @@ def score_groups(functions: Sequence[Any], rows: Sequence[Row], groups: Sequence
 
 
 def score_completions(functions: Sequence[Any], rows: Sequence[Row], table: pd.DataFrame) -> dict[str, list]:
-    """Each reward's scores of a batch, as TRL asks for them.
-
-    `rows` is the data set's row of each completion (completions of equal prompts are one group), `table` has their
-    `completion` and `tokens`.
-    """
+    """Each reward's scores of completions (`table`), as TRL asks for them. Those of equal prompts in `rows` are a group."""
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     lengths = [list(range(n)) for n in table["tokens"]]  # only their lengths are true: sampling keeps no ids
     texts = list(table["completion"])
@@ -41,12 +35,9 @@ def score_completions(functions: Sequence[Any], rows: Sequence[Row], table: pd.D
 def grade_answers(
     table: pd.DataFrame, rows: Sequence[Row], functions: Sequence[Any], decides: Sequence[Any] = ()
 ) -> pd.DataFrame:
-    """A model's answers with their grades.
+    """A model's answers (`evaluate.collect_answers`) with their grades. All sampled answers to a row are a group.
 
-    Args:
-        table: what `evaluate.collect_answers` returns. All sampled answers to a row are a group; a greedy one stands alone.
-        functions: the rewards to score with.
-        decides: those that say what is right (`scoring.right.deciding_rewards`); none for `correctness_reward`.
+    The rewards `decides` say what is right (`scoring.right.deciding_rewards`); without any, `correctness_reward` does.
 
     Returns the table and the columns format (0 or 1), correct (0 or 1; NaN where no deciding reward can say), correct_by
     (their names), right_anyhow (0 or 1, in any style), extracted (the answer in the completion, or None) and

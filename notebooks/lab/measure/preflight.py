@@ -5,8 +5,6 @@ nothing. `preflight` measures that on sampled groups, and gives the worst of all
 is none. With fewer than 32 completions only a failing reward is a no-go; any other no-go becomes weak: sample more.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -139,7 +137,7 @@ def reward_record(function: Any, weight: float, scores: np.ndarray | None) -> Ro
 
 
 def pass_record(functions: Sequence[Any], rewards: Row, scores: dict[str, np.ndarray], total: np.ndarray) -> Row:
-    """Which rewards decide that a completion is right (`scoring.right`), and pass@k for k = 1, 2, 4, … with intervals.
+    """Which rewards decide that a completion is right (`scoring.right`), and pass@k with intervals.
 
     Where no weighted reward claims correctness, the highest total that the weights allow is right. A prompt of which
     the deciding rewards say only None is left out.
@@ -167,10 +165,7 @@ def pass_record(functions: Sequence[Any], rewards: Row, scores: dict[str, np.nda
 
 
 def correlation(scores: dict[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
-    """Pearson correlation of the rewards within the groups: each score minus its group's mean, as GRPO sees it.
-
-    None where a reward never varies within a group, or two rewards share no scored completion.
-    """
+    """Pearson correlation of the rewards within the groups, as GRPO sees them; None where one does not vary."""
     frames = {name: pd.DataFrame(values) for name, values in scores.items()}
     centred = {name: frame.sub(frame.mean(axis=1), axis=0) for name, frame in frames.items()}
     table = pd.DataFrame(

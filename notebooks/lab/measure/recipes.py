@@ -1,7 +1,5 @@
 """GRPO recipes on one budget and the same seeds: what each one changes, and what the recorded runs show."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,10 +76,7 @@ def recipe_settings(recipe: str) -> Row:
 
 
 def read_record(path: Path = RECORD) -> tuple[Row, list[Row]]:
-    """The header and the runs; a half-written last line is left out.
-
-    Raises MissingInputError, with the command that makes the record, and ValueError where it is damaged or holds no run.
-    """
+    """The header and the runs; a half-written last line is left out. Raises MissingInputError, or ValueError for damage."""
     way = "make it with `make recipes` (one to two hours on two cores)"
     if not path.exists():
         raise MissingInputError(f"{relative(path)} is not there: {way}, or name recipes to train in RECIPES.")
@@ -151,11 +146,7 @@ def first_reached(curve: Sequence[float], level: float = 0.5) -> float:
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean with its 95 % t-interval; one value has no interval, none has no mean (NaN).
-
-    >>> [round(float(value), 3) for value in t_interval([1.0, 2.0, 3.0])]
-    [2.0, -0.484, 4.484]
-    """
+    """Mean with its 95 % t-interval; one value has no interval, none has no mean (NaN)."""
     values = np.asarray(values, dtype=float)
     if len(values) < 2:
         return values.sum() if len(values) else np.nan, np.nan, np.nan

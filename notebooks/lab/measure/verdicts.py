@@ -1,7 +1,5 @@
 """What an evaluation shows, in sentences and in one table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pandas as pd

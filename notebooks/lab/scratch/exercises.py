@@ -1,20 +1,13 @@
 """The exercises of notebook 00: five short functions of GRPO, with feedback that names the usual mistakes.
 
-A cell of the notebook holds a function with a mistake that people really make. The reader mends it until it is right:
+Each mistake is stored as a function that makes it. An attempt that returns the same numbers made the same mistake:
 
->>> def my_mean(per_token, mask):
-...     return (per_token * mask).mean()
->>> print(MEAN.feedback(my_mean))
+>>> print(MEAN.feedback(lambda per_token, mask: (per_token * mask).mean()))
 Not yet: padding is counted. Its values are masked, but the divisor is the number of all places.
 Divide by the number of tokens.
 
-Each mistake is stored as a function that makes it. An attempt that returns the same numbers made the same mistake.
 For any other mistake, the feedback shows the first call that differs, with what came and what was expected.
-
-Shapes: B completions, P places of a prompt, T places of a completion.
 """
-
-from __future__ import annotations
 
 import inspect
 import textwrap

@@ -1,9 +1,4 @@
-"""The figures of notebook 00: where a group's spread comes from, what the loss does to a token, and how a run goes.
-
-They draw what the notebook computes, and compute nothing of the algorithm.
-"""
-
-from __future__ import annotations
+"""The figures of notebook 00. They draw what the notebook computes, and compute nothing of the algorithm."""
 
 import html
 import math
@@ -14,6 +9,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from IPython.display import HTML
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -27,10 +23,8 @@ Curves = dict[int, np.ndarray]
 def signal_figure(chances: Curves, rates: np.ndarray, shares: np.ndarray) -> Figure:
     """The chance that a group has right and wrong completions, by the prompt's pass rate, over where the prompts lie.
 
-    Args:
-        chances: group size -> chance (0..1) at each of `rates`, shape (rates,).
-        rates: pass rates, 0..1, rising, shape (rates,).
-        shares: measured pass rate of each prompt, 0..1, shape (prompts,).
+    `chances`: group size -> chance (0..1) at each of `rates`, which are pass rates (0..1), rising. `shares`: measured
+    pass rate (0..1) of each prompt.
     """
     with style.styled():
         layout = {"sharex": True, "height_ratios": (2, 1), "layout": "constrained"}
@@ -82,8 +76,6 @@ def token_strip(
     are named. `probabilities` (0..1) are the policy's; `heads` are a line of text over each completion.
     Raises ValueError where the lengths of the three differ.
     """
-    from IPython.display import HTML
-
     steps = ((1.0, "100 %"), (0.5, "50 %"), (0.1, "10 %"), (0.05, "<u>5 %</u>"), (SURPRISING, "<u>1 % or less</u>"))
     boxes = "".join(f'<span style="background:{surprise_colour(chance)}">{text}</span>' for chance, text in steps)
     signs = "↵ line break, · blank; a token's numbers show under the pointer"
@@ -116,10 +108,8 @@ def surprise_colour(chance: float) -> str:
 def pull_figure(pulls: dict[str, np.ndarray], tokens: Sequence[int], names: Sequence[str]) -> Figure:
     """How hard each loss type pulls on one token of each completion, a panel a loss type, on one scale.
 
-    Args:
-        pulls: loss type -> pull, up (the token is made likelier) or down, of each completion, shape (completions,).
-        tokens: the length of each completion.
-        names: what each completion is called.
+    `pulls`: loss type -> pull, up (the token is made likelier) or down, of each completion, shape (completions,).
+    `tokens` and `names`: the length of each completion, and what it is called.
     """
     with style.styled():
         layout = {"sharey": True, "squeeze": False, "layout": "constrained"}
@@ -151,11 +141,8 @@ CLIP_WORDS = {
 def clip_figure(ratios: np.ndarray, objectives: Curves, slopes: Curves, epsilon: float, epsilon_high: float) -> Figure:
     """The clipped objective of one token over its ratio, for a good and a bad completion, and where it has no gradient.
 
-    Args:
-        ratios: new probability / old probability of the token, rising, shape (ratios,).
-        objectives: advantage (+1, -1) -> objective, which is the negative loss, shape (ratios,).
-        slopes: the same -> the objective's slope over the ratio, shape (ratios,); 0 where the clip holds.
-        epsilon, epsilon_high: how far below and above 1 the ratio counts.
+    `ratios`: new probability / old probability of the token, rising, shape (ratios,). For advantage +1 and -1 each,
+    `objectives` are the negative loss, and `slopes` its slope over the ratio: 0 where the clip holds.
     """
     edges = ((1 - epsilon, "1 − epsilon", "right"), (1 + epsilon_high, "1 + epsilon_high", "left"))
     with style.styled():
@@ -191,11 +178,9 @@ def kl_figure(
 ) -> Figure:
     """What each estimator of the KL says of one token, by its log-ratio, and its mean and deviation over samples.
 
-    Args:
-        log_ratios: log-probability under the reference minus that under the policy, nats, rising, shape (ratios,).
-        estimators: k1, k2, k3 -> the estimate at each log-ratio, nats, shape (ratios,).
-        spread: the same -> (mean, standard deviation) over samples of the policy, nats.
-        exact: the KL itself, nats.
+    All in nats. `log_ratios`: log-probability under the reference minus that under the policy, rising, shape (ratios,).
+    For k1, k2, k3 each, `estimators` are the estimates at these, and `spread` is (mean, standard deviation) over samples
+    of the policy. `exact`: the KL itself.
     """
     with style.styled():
         layout = {"width_ratios": (1.35, 1), "layout": "constrained"}

@@ -1,9 +1,4 @@
-"""Watching a GRPOTrainer while it trains: the tokens, scores, weights, losses and gradients of each of its steps.
-
-Notebook 00 computes the same from the tokens, the scores and the weights alone, and compares.
-"""
-
-from __future__ import annotations
+"""Watching a GRPOTrainer while it trains: the tokens, scores, weights, losses and gradients of each of its steps."""
 
 import functools
 from collections import defaultdict
@@ -34,10 +29,7 @@ class Step:
 
 
 class Watch(TrainerCallback):
-    """Records every step of one trainer: `reward_funcs=watch.scores(f)`, then `watch.attach(trainer)` before training.
-
-    Everything passes through places that TRL offers: the reward function, `compute_loss`, the callbacks.
-    """
+    """Records every step of one trainer: `reward_funcs=watch.scores(f)`, then `watch.attach(trainer)` before training."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -93,10 +85,7 @@ class Watch(TrainerCallback):
         return places
 
     def _find_places(self, batch: Weights) -> torch.Tensor:
-        """The places (B,) of a micro-batch's rows, which TRL has shuffled; each place is given once a step.
-
-        Raises KeyError for a row that was not scored. A prompt that stands in the data twice would mix two groups up.
-        """
+        """The places (B,) of a micro-batch's rows, which TRL has shuffled. Raises KeyError for a row that was not scored."""
         columns = [batch[f"{part}_{kind}"] for part in ("prompt", "completion") for kind in ("ids", "mask")]
         keys = [(tuple(p[pm.bool()].tolist()), tuple(c[cm.bool()].tolist())) for p, pm, c, cm in zip(*columns)]
         return torch.tensor([self._free[key].pop(0) for key in keys])
