@@ -11,15 +11,22 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from lab.export import merge, ollama, predictions
+from lab.export import merge, predictions
 from lab.export.model_folder import ExportError, StagingFolder
-from lab.export.serving_prompt import ServedPrompt
+from lab.export.serving_prompt import ServedPrompt, rendered_prefill
 from lab.files import Row, relative, write_text
 from lab.model import policy
+from lab.model.prompts import Messages, render
 from lab.train.run_folder import is_whole, step_of
 
 FORMATS = ("adapter", "merged 4 bit", "gguf")
 MERGES = ("auto", "original base", "dequantised base")
+# ChatML in Go's template language: Ollama fills in .System, the text of system messages, and .Messages.
+GO_CHATML = (
+    "{{ if .System }}<|im_start|>system\n{{ .System }}<|im_end|>\n{{ else }}DEFAULT{{ end }}"
+    '{{ range .Messages }}{{ if ne .Role "system" }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}{{ end }}'
+    "<|im_start|>assistant\n"
+)
 
 
 def check_export_settings(
@@ -137,12 +144,66 @@ def export_gguf(
             raise ExportError("Unsloth's exporter left no GGUF file")
         (folder / "Modelfile").unlink(missing_ok=True)  # Unsloth's own lacks the preamble and the prefill
         try:
-            write_text(folder / "Modelfile", ollama.modelfile(file.name, tokenizer, served))
+            write_text(folder / "Modelfile", modelfile(file.name, tokenizer, served))
             tried = "Modelfile not tried in Ollama"
         except ExportError as error:
             tried = f"No Modelfile for Ollama: {error}"
         staging.publish("gguf")
     return describe_format(f"GGUF {method}", place, f"begins as a GGUF file does; not run. {tried}")
+
+
+def modelfile(gguf: str, tokenizer: Any, served: ServedPrompt) -> str:
+    """An Ollama Modelfile for a GGUF file beside it, with the template, messages, sampling and stops of the training.
+
+    Raises ExportError where the tokenizer's chat template is not ChatML, and for texts that a Modelfile cannot hold.
+    """
+    default, prefill = default_system(tokenizer, served.preamble), rendered_prefill(tokenizer, served.prefill)
+    template = GO_CHATML.replace("DEFAULT", _in_go(default)) + _in_go(prefill)
+    lines = [f"FROM ./{gguf}", f"TEMPLATE {_quoted(template)}"]
+    commands = {"system": "SYSTEM", "user": "MESSAGE user", "assistant": "MESSAGE assistant"}
+    lines += [f"{commands[message['role']]} {_quoted(message['content'])}" for message in served.preamble]
+    sampling = {"temperature": served.temperature, "top_p": 1.0, "top_k": 0, "repeat_penalty": 1.0}
+    sampling["num_predict"] = served.max_new_tokens
+    lines += [f"PARAMETER {name} {value}" for name, value in sampling.items()]
+    lines += [f"PARAMETER stop {_quoted(text)}" for text in dict.fromkeys([tokenizer.eos_token, *served.stop]) if text]
+    return "\n".join(lines) + "\n"
+
+
+def default_system(tokenizer: Any, preamble: Messages = ()) -> str:
+    """What a ChatML template puts before a chat without a system message: nothing, or a system prompt (Qwen2.5).
+
+    Raises ExportError unless the tokenizer renders the preamble and some probe chats as ChatML.
+    """
+    from jinja2 import TemplateError
+
+    def chatml(chat: Messages) -> str:
+        turns = (f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in chat)
+        return "".join(turns) + "<|im_start|>assistant\n"
+
+    system, *turns = [{"role": role, "content": f"text of {role}"} for role in "system user assistant user".split()]
+    try:
+        default = render(tokenizer, turns[:1]).removesuffix(chatml(turns[:1]))
+        chats = (turns[:1], turns, [system, *turns], [*preamble, turns[0]])
+        if all(render(tokenizer, c) == ("" if c[0]["role"] == "system" else default) + chatml(c) for c in chats):
+            return default
+    except TemplateError:  # such as Gemma's, which refuses a system message
+        pass
+    what = (
+        "Ollama needs a template in Go's language, and this model's chat template is not ChatML: write TEMPLATE by hand"
+    )
+    raise ExportError(f"{what}, after the chat template in chat_template.jinja or tokenizer_config.json.")
+
+
+def _in_go(text: str) -> str:
+    """A text inside a Go template: double braces are quoted, and a last one that would meet the next action's."""
+    return re.sub(r"\{{2,}|\{\Z", lambda braces: '{{ "' + braces[0] + '" }}', text)
+
+
+def _quoted(text: str) -> str:
+    """A text in a Modelfile, which knows no escapes and drops what does not print. Raises ExportError for such a text."""
+    if '"""' in text or not all(char.isprintable() or char in "\n\r\t" for char in text):
+        raise ExportError(f"A Modelfile cannot hold three quotes or unprintable characters: {text[:60]!r}")
+    return f'"""{text}"""'
 
 
 def access_token() -> str:
@@ -162,12 +223,8 @@ def push_to_hub(folder: Path, name: str, private: bool = True) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.utils import validate_repo_id
 
-    def without_secret(text: Any) -> str:
-        """The text without the token, and without anything else that looks like one."""
-        return re.sub(r"hf_[A-Za-z0-9]{8,}", "hf_…", str(text).replace(token, "hf_…"))
-
     token = access_token()
-    api = HfApi(token=token)
+    api, like_a_token = HfApi(token=token), re.compile(rf"{re.escape(token)}|hf_[A-Za-z0-9]{{8,}}")
     try:
         validate_repo_id(name)
         address = api.create_repo(name, private=private, exist_ok=True)
@@ -175,7 +232,7 @@ def push_to_hub(folder: Path, name: str, private: bool = True) -> str:
             refusal = f"{name} exists and is public: nothing was uploaded. Choose another name, or PUSH_PRIVATE = False"
         else:
             api.upload_folder(repo_id=name, folder_path=folder, commit_message="Model trained with GRPO")
-            return without_secret(address)
+            return like_a_token.sub("hf_…", str(address))
     except Exception as error:  # of huggingface_hub, of its HTTP client, of the disk: any of them may quote the request
-        refusal = f"The Hub did not take {name}: {type(error).__name__}: {without_secret(error)}"
+        refusal = f"The Hub did not take {name}: {type(error).__name__}: {like_a_token.sub('hf_…', str(error))}"
     raise ExportError(refusal)  # outside the except block, so that the error with the request is not in its chain

@@ -75,6 +75,8 @@ def prove_merge(
     ours = predictions.greedy_answers(merged, tokenizer, chats, served, ends=end_tokens(trained, tokenizer))
     questions = [served.question(chat) for chat in chats]
     fresh = predictions.answer_in_fresh_process(folder, questions, served.max_new_tokens)
+    same = {"same_answers": share_of_equal(fresh["answers"], ours)}
+    same["same_prompts"] = share_of_equal(fresh["prompt_ids"], [prompt for prompt, _ in sample])
     prefill = serving_prompt.rendered_prefill(tokenizer, served.prefill)
     wanted = serving_prompt.generation_config(trained, tokenizer, served)
     records = (read_json_or_empty(folder / "generation_config.json"), wanted)
@@ -89,12 +91,7 @@ def prove_merge(
         "trained_against_base": compare(trained, predictions.WithoutAdapter(trained), sample) if adapter else None,
         "quantising": dict(quantising) if quantising else None,
         "greedy_as_trained": share_of_equal(ours, [prefill + reply for reply in replies]),
-        "fresh_process": {
-            "n": len(chats),
-            "same_answers": share_of_equal(fresh["answers"], ours),
-            "same_prompts": share_of_equal(fresh["prompt_ids"], [prompt for prompt, _ in sample]),
-            "first_answer": fresh["answers"][0],
-        },
+        "fresh_process": {"n": len(chats), "first_answer": fresh["answers"][0], **same},
         "missing_files": missing_files(folder),
         "files": list_files(folder),
     }
@@ -131,7 +128,6 @@ def proof_checks(proof: Row) -> list[Row]:
     if frozen and (n := frozen["at_start"]):
         changed = frozen["changed"] + n - frozen["compared_with_start"]
         check_none("base tensors changed or missing since the start", changed, f" of {n}")
-
     changed, ratio, worst = weights["changed"], weights["merge_ratio"], weights["worst_rounding"]
     found = f"{changed} of {weights['tensors']}"
     check("weight tensors that differ from the base", found, "at least 1", changed > 0)
@@ -145,7 +141,6 @@ def proof_checks(proof: Row) -> list[Row]:
     found = "contradicted" if tied["contradicted"] else "yes" if tied["merged"] else "no"
     ok = tied["merged"] == tied["base"] and not tied["contradicted"]
     check("output layer tied to the embedding", found, "yes" if tied["base"] else "no", ok)
-
     kl, limit = apart["kl"], kl_limit(proof)
     check("mean KL from the trained model, nats a token", f"{kl:.2g}", f"{limit:.2g}", kl <= limit)
     check_share("same token first", apart["same_top"], SAME_TOP, digits=1)

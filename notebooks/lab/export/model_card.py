@@ -26,7 +26,7 @@ EVALUATED = (
 
 
 def render_card(about: Row, report: Row, served: ServedPrompt, proof: Row, evaluation: Row | None = None) -> str:
-    """The card as Markdown with the Hub's metadata in front, from the files of these names; `evaluation` may come later."""
+    """The card as Markdown with the Hub's metadata in front, from the files of these names."""
     rewards, settings = about["rewards"], {**about["requested"], **(about.get("effective") or {})}
     paid = [f"- {_code(entry['name'])} × {entry['weight']:g}" for entry in rewards["rewards"]]
     used = ", ".join(f"`{name}={settings[name]}`" for name in SETTINGS if name in settings)

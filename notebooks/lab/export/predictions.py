@@ -46,8 +46,8 @@ def proof_sample(tokenizer: Any, chats: Sequence[Messages], replies: Sequence[st
 def prediction_distance(model: Any, other: Any, sample: ProofSample) -> dict[str, float]:
     """How far `other` predicts from `model` over the replies, position by position.
 
-    Returns logit_max and logit_mean (differences of a token's logit), kl and kl_max (KL(model ‖ other) of the next token
-    in nats, mean and largest), same_top (share of positions where both put the same token first), and positions.
+    Returns logit_max and logit_mean (differences of a token's logit), kl and kl_max (KL(model ‖ other) of a token in
+    nats, mean and largest), same_top (share of positions where both put the same token first), and positions.
     """
     rows = []  # of each position: the mean and largest difference of logits, KL, same token first
     for prompt, reply in sample:
@@ -99,7 +99,7 @@ def choose_merge(distances: Mapping[str, Mapping[str, float]], merge_into: str =
 def greedy_answers(
     model: Any, tokenizer: Any, chats: Sequence[Messages], served: ServedPrompt, ends: set[int] | None = None
 ) -> list[str]:
-    """What a server must answer, decoded as in training: prefill and greedy continuation. `ends`: tokens that end a turn."""
+    """What a server must answer, decoded as in training: prefill and greedy continuation. `ends`: of a turn."""
     ends, prefill = ends or end_tokens(model, tokenizer), rendered_prefill(tokenizer, served.prefill)
     options = {"do_sample": False, "max_new_tokens": served.max_new_tokens}
     options |= {"stop_strings": list(served.stop), "tokenizer": tokenizer} if served.stop else {}

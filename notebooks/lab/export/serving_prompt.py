@@ -35,7 +35,7 @@ class ServedPrompt:
             rest = turns[len(messages) :]
             if turns[: len(messages)] == messages and rest and rest[0]["content"].startswith(head):
                 return [{**rest[0], "content": rest[0]["content"].removeprefix(head)}, *rest[1:]]
-        what = "The held-out prompts do not begin with the run's system prompt and examples, which the chat template brings"
+        what = "The held-out prompts do not begin with the run's system prompt and examples, which the template brings"
         raise ExportError(f"{what}: run notebook 01_prepare_data again as before the training.")
 
 
@@ -81,8 +81,8 @@ def rendered_prefill(tokenizer: Any, prefill: str) -> str:
     chat = [{"role": "user", "content": "question"}]
     before, whole = render(tokenizer, chat), render(tokenizer, [*chat, {"role": "assistant", "content": prefill}])
     if not whole.startswith(before):
-        what = "This chat template begins a prefilled answer differently from a new one, so the prefill cannot travel in it"
-        raise ExportError(f"{what}: train without a prefill, or put it into every request.")
+        what = "This chat template begins a prefilled answer otherwise than a new one: the prefill cannot travel in it"
+        raise ExportError(f"{what}. Train without a prefill, or put it into every request.")
     return whole.removeprefix(before)
 
 

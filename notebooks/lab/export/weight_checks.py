@@ -63,14 +63,10 @@ def check_adapter(adapter: Path, start: Mapping[str, Any]) -> dict[str, int]:
     tensors = read_weights(adapter, *ADAPTER)
     then = {name.replace(".default.", "."): sums for name, sums in start.get("learns", {}).items()}
     known = [name for name in tensors if name in then]
-    return {
-        "tensors": len(tensors),
-        "all_zero": sum(not tensor.any() for tensor in tensors.values()),
-        "not_finite": sum(not tensor.isfinite().all() for tensor in tensors.values()),
-        "compared_with_start": len(known),
-        "moved_since_start": sum(list(checksum(tensors[name])) != then[name] for name in known),
-        "at_start": len(then),
-    }
+    found = {"tensors": len(tensors), "all_zero": sum(not tensor.any() for tensor in tensors.values())}
+    found["not_finite"] = sum(not tensor.isfinite().all() for tensor in tensors.values())
+    moved = sum(list(checksum(tensors[name])) != then[name] for name in known)
+    return found | {"compared_with_start": len(known), "moved_since_start": moved, "at_start": len(then)}
 
 
 def check_frozen_base(trained: Any, start: Mapping[str, Any]) -> dict[str, int]:
@@ -106,13 +102,13 @@ def compare_weights(merged: Mapping[str, Any], base: Mapping[str, Any], updates:
         aside: norm of merged update minus ours, as a share of ours; aside_by_rounding: the share that rounding explains.
         update_kept: like merge_ratio against the unrounded update: what rounding to 16 bits left of it.
     """
-    changed, untouched_changed, worst, dots = 0, 0, 0.0, torch.zeros(6, dtype=torch.float64)
+    changed, untouched, worst, dots = 0, 0, 0.0, torch.zeros(6, dtype=torch.float64)
     for name in (name for name in merged if name in base):
         weight, plain = merged[name], base[name].float()
         differs = not torch.equal(weight, base[name].to(weight.dtype))
         changed += differs
         if name not in updates:
-            untouched_changed += differs
+            untouched += differs
             continue
         exact = updates[name]()
         allowed = torch.finfo(weight.dtype).eps * (plain.abs() + exact.abs() + (plain + exact).abs()) + 1e-30
@@ -125,19 +121,11 @@ def compare_weights(merged: Mapping[str, Any], base: Mapping[str, Any], updates:
     def share(part: int, whole: int) -> float:
         return float(dots[part] / dots[whole]) if dots[whole] else 0.0
 
-    return {
-        "tensors": len(merged),
-        "changed": changed,
-        "stray": [name for name in merged if name not in base and name != HEAD],
-        "missing": sorted({*base, *updates} - {*merged, HEAD}),
-        "untouched_changed": untouched_changed,
-        "with_update": len(updates),
-        "worst_rounding": worst,
-        "merge_ratio": share(0, 1),
-        "update_kept": share(2, 3),
-        "aside": math.sqrt(share(4, 1)),
-        "aside_by_rounding": math.sqrt(share(5, 1)),
-    }
+    counts = {"tensors": len(merged), "changed": changed, "untouched_changed": untouched, "with_update": len(updates)}
+    names = {"stray": [name for name in merged if name not in base and name != HEAD]}
+    names["missing"] = sorted({*base, *updates} - {*merged, HEAD})
+    shares = {"merge_ratio": share(0, 1), "update_kept": share(2, 3), "aside": math.sqrt(share(4, 1))}
+    return {**counts, **names, **shares, "worst_rounding": worst, "aside_by_rounding": math.sqrt(share(5, 1))}
 
 
 def compare_tying(weights: Mapping[str, Any], folder: Path, base_config: Mapping[str, Any]) -> dict[str, Any]:

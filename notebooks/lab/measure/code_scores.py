@@ -15,8 +15,8 @@ from sandbox import Sandbox, Verdict
 
 
 def judge_groups(rows: Sequence[Row], groups: Sequence[Sequence[Sampled]], sandbox: Sandbox) -> pd.DataFrame:
-    """The verdicts on sampled groups, one line a completion: its problem (a position), sample, completion, tokens, status
-    (`no code` where there is none to run), graded (share of assertions), passed (1.0 or 0.0) and why.
+    """The verdicts on sampled groups, one line a completion: problem (its position), sample, completion, tokens, status
+    (`no code` where there is none to run), graded (share of assertions), passed (1.0 or 0.0), why.
 
     Raises RuntimeError where a completion could not be judged; a 0 in its place would be a lie.
     """
@@ -59,11 +59,7 @@ def pass_at_k_table(record: dict[str, Any]) -> pd.DataFrame:
     lines = {}
     for k, measured in record["pass"].items():
         middle, low, high = (100 * measured["difference"][name] for name in ("estimate", "low", "high"))
-        shares = {name: f"{100 * measured[name]['estimate']:.1f} %" for name in ("before", "after")}
-        change = {
-            "difference": f"{middle:+.1f} points",
-            "95 % interval": f"{low:+.1f} to {high:+.1f}",
-            "n": record["n"],
-        }
-        lines[f"pass@{k}"] = shares | change
+        cells = {name: f"{100 * measured[name]['estimate']:.1f} %" for name in ("before", "after")}
+        cells |= {"difference": f"{middle:+.1f} points", "95 % interval": f"{low:+.1f} to {high:+.1f}"}
+        lines[f"pass@{k}"] = cells | {"n": record["n"]}
     return pd.DataFrame(lines).T

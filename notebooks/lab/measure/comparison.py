@@ -13,13 +13,12 @@ from lab.data.overlap import Overlap
 from lab.files import Row
 from lab.measure import estimates
 from lab.measure.evaluate import GREEDY, PLACE, SAMPLED, AnswerSettings
-from lab.measure.verdicts import comparison_sentences, interval_text, is_share, signed_points, verdict_by_measure
+from lab.measure.verdicts import comparison_sentences, interval_text, is_share, signed_points, verdict_of
 
 BASE, MERGED = "base", "merged"  # the models that the verdict compares
 USUAL_COLUMNS = ("template", "level", "category", "subject")  # compared by where BY is None
 QUARTILES_FROM = 9  # different numbers; fewer are lines of their own
 MOST_VALUES, COMMONEST = 24, 20  # different texts that have lines of their own; of more, only the commonest
-
 Tables = dict[str, pd.DataFrame]  # by model, as `grade_answers` makes them, of the same rows: "base", "merged" …
 Measures = dict[str, dict[str, np.ndarray]]  # by decoding and measure: a value a problem
 
@@ -30,7 +29,7 @@ def compare_models(
     """The content of `evaluation.json`: each model, the paired differences, and what they show of merged against base.
 
     A problem of which a deciding reward cannot say whether an answer is right is left out, for all models, and counted.
-    The greedy answers are compared by the values of the columns `by`, and by their `overlap` with the training questions.
+    Greedy answers are compared by the values of the columns `by`, and by their `overlap` with the training questions.
     Raises ValueError for other questions or another order, a missing model, or nothing that can be compared.
     """
     check_comparable(tables)
@@ -43,21 +42,18 @@ def compare_models(
     measures = {name: measures_by_problem(table) for name, table in tables.items()}
     rest = [name for name in tables if name not in (BASE, MERGED)]
     pairs = [(MERGED, BASE), *((name, BASE) for name in rest), *((MERGED, name) for name in rest)]
-    record = {
-        "n": len(first),
-        "left_out": len(unknown),
-        "models": list(tables),
-        "baseline": BASE,
-        "other": MERGED,
-        "settings": {**asdict(settings), "stop": list(settings.stop)},
-        "correct_by": str(first["correct_by"].iloc[0]),
-        **{kind: {m: model_record(measures[m], tables[m], kind, seed) for m in tables} for kind in (GREEDY, SAMPLED)},
-        "difference": {},
-    }
+    record: Row = {"n": len(first), "left_out": len(unknown), "models": list(tables), "baseline": BASE, "other": MERGED}
+    record["settings"] = asdict(settings) | {"stop": list(settings.stop)}
+    record["correct_by"] = str(first["correct_by"].iloc[0])
+    for kind in (GREEDY, SAMPLED):
+        record[kind] = {m: model_record(measures[m], tables[m], kind, seed) for m in tables}
+    record["difference"] = {}
     for model, against in pairs:
         name = model if against == BASE else f"{model} against {against}"
         record["difference"][name] = paired_differences(measures[against], measures[model], seed)
-    record["verdict"] = verdict_by_measure(record)
+    change = record["difference"][MERGED]
+    headline = {"correct": change[GREEDY]["correct"], "pass@1": change[SAMPLED].get("pass@1")}
+    record["verdict"] = {name: verdict_of(one) for name, one in headline.items() if one}
     record["said"] = " ".join(comparison_sentences(record))
     before, after = (measures[m][GREEDY]["correct"] for m in (BASE, MERGED))
     record["by"] = {column: compare_by_value(first[column], before, after, seed) for column in by}
@@ -67,9 +63,8 @@ def compare_models(
         record["by"]["overlap"] = compare_by_value(kinds, before, after, seed)
         record["overlap"] = {"counts": overlap.counts, "said": overlap.sentence}
         if same := overlap.counts.get("identical", 0):
-            record["said"] += (
-                f" {same} of the problems are in the training set word for word: see the lines by overlap."
-            )
+            words = "of the problems are in the training set word for word: see the lines by overlap."
+            record["said"] += f" {same} {words}"
     record["seconds"] = {f"answer_{m}": round(float(table["seconds"].sum()), 1) for m, table in tables.items()}
     return record
 
@@ -86,9 +81,9 @@ def check_comparable(tables: Tables) -> None:
         table = table.sort_values(PLACE)
         for column in (*PLACE, "prompt", "question", "gold"):
             if list(table[column]) != list(first[column]):
-                what = f"all models must answer the same questions in the same order, and {column} of {name!r}"
+                differs = f"{column} of {name!r} is not that of {BASE!r}"
                 raise ValueError(
-                    f"{what} is not that of {BASE!r}: let both answer again, with the same rows and settings"
+                    f"all models must answer the same questions in the same order; {differs}: let both answer again"
                 )
         if set(table["correct_by"]) != set(first["correct_by"]):
             raise ValueError(f"{name!r} and {BASE!r} were judged by different rewards: grade both with the same ones")
@@ -121,9 +116,8 @@ def estimate(name: str, values: np.ndarray, seed: int, lowest: float = 0.0) -> d
         return None
     if is_share(name):
         return estimates.share_interval(values, lowest, 1, seed)
-    if len(values) < 2:
-        return {"estimate": float(values.mean()), "low": math.nan, "high": math.nan}  # one value has no spread
-    return estimates.bootstrap_mean(values, seed)
+    found = estimates.bootstrap_mean(values, seed)
+    return found if len(values) > 1 else found | {"low": math.nan, "high": math.nan}  # one value has no spread
 
 
 def model_record(measures: Measures, table: pd.DataFrame, decoding: str, seed: int) -> Row:
@@ -138,7 +132,7 @@ def model_record(measures: Measures, table: pd.DataFrame, decoding: str, seed: i
 
 
 def paired_differences(before: Measures, after: Measures, seed: int) -> dict[str, Row]:
-    """By decoding and measure: the paired difference with its interval, and for shares McNemar's p-value, or by sign flips."""
+    """By decoding and measure: the paired difference with its interval, and for shares a p-value (McNemar, or sign flips)."""
     differences: dict[str, Row] = {GREEDY: {}, SAMPLED: {}}
     for decoding, record in differences.items():
         for name in before[decoding]:
@@ -156,7 +150,7 @@ def paired_differences(before: Measures, after: Measures, seed: int) -> dict[str
 
 
 def columns_to_compare(asked: Sequence[str] | None, columns: Sequence[str]) -> list[str]:
-    """The columns to compare by, as the answers call them: those asked for, or the usual ones. Raises ValueError for others.
+    """The columns to compare by, as the answers call them: those asked for, or the usual ones. Raises ValueError.
 
     >>> columns_to_compare(None, ["answer", "template"]), columns_to_compare([], ["template"])
     (['data/template'], [])

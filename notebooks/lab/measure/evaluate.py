@@ -1,4 +1,4 @@
-"""Every model answers the same held-out prompts, with the same template and decoding; the answers are kept as Parquet."""
+"""Every model answers the same held-out prompts, with the same template and decoding. The answers are kept."""
 
 import hashlib
 import json
@@ -133,11 +133,9 @@ def read_answers(path: Path, expected: set[tuple[int, str, int]], asked: str | N
 def with_rows(answers: pd.DataFrame, rows: Sequence[Row], tokenizer: Any) -> pd.DataFrame:
     """Answers with their prompts, questions, golds and data columns, as these are now."""
     columns = data_columns([{name: row[name] for name in row if name not in ("question", "answer")} for row in rows])
-    about = {
-        "prompt": [logged_prompt(tokenizer, row["prompt"]) for row in rows],
-        "question": [str(row.get("question") or question_of(row["prompt"])) for row in rows],
-        "gold": [str(row["answer"]) for row in rows],
-    }
+    about = {"prompt": [logged_prompt(tokenizer, row["prompt"]) for row in rows]}
+    about["question"] = [str(row.get("question") or question_of(row["prompt"])) for row in rows]
+    about["gold"] = [str(row["answer"]) for row in rows]
     about = pd.DataFrame({**about, **columns}).iloc[answers["row"]].reset_index(drop=True)
     answers = answers.reset_index(drop=True)
     return pd.concat([answers[PLACE], about, answers.drop(columns=PLACE)], axis=1)

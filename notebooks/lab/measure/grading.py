@@ -25,7 +25,7 @@ def score_groups(functions: Sequence[Any], rows: Sequence[Row], groups: Sequence
 
 
 def score_completions(functions: Sequence[Any], rows: Sequence[Row], table: pd.DataFrame) -> dict[str, list]:
-    """Each reward's scores of completions (`table`), as TRL asks for them. Those of equal prompts in `rows` are a group."""
+    """Each reward's scores of completions (`table`), as TRL asks for them. Equal prompts in `rows` are a group."""
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     lengths = [list(range(n)) for n in table["tokens"]]  # only their lengths are true: sampling keeps no ids
     texts = list(table["completion"])
@@ -38,9 +38,8 @@ def grade_answers(
     """A model's answers (`evaluate.collect_answers`) with their grades. All sampled answers to a row are a group.
 
     The rewards `decides` say what is right (`scoring.right.deciding_rewards`); without any, `correctness_reward` does.
-
-    Returns the table and the columns format (0 or 1), correct (0 or 1; NaN where no deciding reward can say), correct_by
-    (their names), right_anyhow (0 or 1, in any style), extracted (the answer in the completion, or None) and
+    Returns the table and the columns format (0 or 1), correct (0 or 1; NaN where no deciding reward can say),
+    correct_by (their names), right_anyhow (0 or 1, in any style), extracted (the answer in the completion, or None) and
     reward/<name>. Raises ValueError for a deciding reward without a range.
     """
     decides = list(decides) or [correctness_reward]

@@ -1,12 +1,13 @@
 """Before any training: do samples of the base policy carry a signal that GRPO can learn from?
 
 GRPO compares the completions of one prompt with each other. A group in which all have the same total reward teaches
-nothing. `preflight` measures that on sampled groups, and gives the worst of all findings: no-go, weak, or go where there
-is none. With fewer than 32 completions only a failing reward is a no-go; any other no-go becomes weak: sample more.
+nothing. `preflight` measures that on sampled groups, and gives the worst of all findings: no-go, weak, or go if there is
+none. With fewer than 32 completions only a failing reward is a no-go; any other no-go becomes weak: sample more.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,12 +45,11 @@ Groups = Sequence[Sequence[Sampled]]  # the completions of each prompt
 Finding = tuple[str, str, tuple[str, ...]]  # verdict (no-go, weak or go), reason, advice
 
 
-def weak(reason: str, *advice: str) -> Finding:
-    return "weak", reason, advice
+def finding(verdict: str, reason: str, *advice: str) -> Finding:
+    return verdict, reason, advice
 
 
-def no_go(reason: str, *advice: str) -> Finding:
-    return "no-go", reason, advice
+weak, no_go = partial(finding, "weak"), partial(finding, "no-go")
 
 
 def preflight(
@@ -79,11 +79,8 @@ def preflight(
     parts = (np.nan_to_num(scores[name]) * weight for name, weight in weights.items() if name in scores)
     total = sum(parts, np.zeros(shape))
     sampled = [one for group in groups for one in group]
-    record = {
-        "groups": shape[0],
-        "group_size": shape[1],
-        "completions": len(sampled),
-        "rewards": rewards,
+    record = {"groups": shape[0], "group_size": shape[1], "completions": len(sampled), "rewards": rewards}
+    record |= {
         "total": {"weight": None, **spread(total)},
         "pass": pass_record(functions, rewards, scores, total),
         "clipped_share": float(np.mean([not one.finished for one in sampled])),
@@ -116,13 +113,9 @@ def spread(scores: np.ndarray) -> Row:
     """Mean, sample standard deviation within the groups, and where there is none; scores: (groups, completions)."""
     valid = scores[~np.isnan(scores)]
     within = pd.DataFrame(scores).std(axis=1).fillna(0.0)
-    return {
-        "mean": float(valid.mean()) if valid.size else None,
-        "spread_within_groups": float(within.mean()),
-        "groups_without_spread": float((within < SAME).mean()),
-        "none_share": float(np.isnan(scores).mean()),
-        "constant": bool(valid.size and np.ptp(valid) < SAME),
-    }
+    found = {"mean": float(valid.mean()) if valid.size else None, "spread_within_groups": float(within.mean())}
+    shares = {"groups_without_spread": float((within < SAME).mean()), "none_share": float(np.isnan(scores).mean())}
+    return {**found, **shares, "constant": bool(valid.size and np.ptp(valid) < SAME)}
 
 
 def reward_record(function: Any, weight: float, scores: np.ndarray | None) -> Row:
@@ -153,24 +146,17 @@ def pass_record(functions: Sequence[Any], rewards: Row, scores: dict[str, np.nda
         top = sum(line["weight"] * line["high" if line["weight"] > 0 else "low"] for line in lines)
         right = (total >= top - SAME).astype(float)
     judged = np.nan_to_num(right[~np.isnan(right).all(axis=1)]).sum(axis=1)  # right completions of each prompt
-    size = total.shape[1]
+    size, by = total.shape[1], ", ".join(f.__name__ for f in deciding) or "total"
     at = {k: [pass_at_k(size, int(c), k) for c in judged] for k in sample_sizes(size) if len(judged)}
-    return {
-        "decided_by": ", ".join(f.__name__ for f in deciding) or "total",
-        "claims_correctness": bool(deciding),
-        "prompts": len(judged),
-        "right": int(judged.sum()),
-        "at": {str(k): share_interval(values, 0, 1) for k, values in at.items()},
-    }
+    found = {"decided_by": by, "claims_correctness": bool(deciding), "prompts": len(judged), "right": int(judged.sum())}
+    return {**found, "at": {str(k): share_interval(values, 0, 1) for k, values in at.items()}}
 
 
 def correlation(scores: dict[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
     """Pearson correlation of the rewards within the groups, as GRPO sees them; None where one does not vary."""
-    frames = {name: pd.DataFrame(values) for name, values in scores.items()}
-    centred = {name: frame.sub(frame.mean(axis=1), axis=0) for name, frame in frames.items()}
-    table = pd.DataFrame(
-        {name: one.to_numpy().ravel().round(9) for name, one in centred.items()}
-    ).corr()  # noise must not correlate
+    frames = (pd.DataFrame(values) for values in scores.values())  # rounded below: noise must not correlate
+    centred = [frame.sub(frame.mean(axis=1), axis=0).to_numpy().ravel().round(9) for frame in frames]
+    table = pd.DataFrame(dict(zip(scores, centred))).corr()
     return {a: {b: None if np.isnan(r) else float(r) for b, r in table[a].items()} for a in table}
 
 
@@ -185,12 +171,10 @@ def judge_signal(record: Row) -> Row:
     """Verdict, reasons and advice: the worst of all findings, all of them listed."""
     findings = []
     for name, line in record["rewards"].items():  # those that raised, or returned what is no score
-        if line["error"] and line["weight"]:
-            repair = f"Repair {name}, and call it on one completion by hand."
-            findings.append(no_go(f"{name} failed: {line['error']}", repair))
-        elif line["error"]:
-            reason = f"{name} failed, but has weight 0: {line['error']}"
-            findings.append(weak(reason, f"Repair {name} before it gets a weight."))
+        if line["error"]:
+            found = no_go if line["weight"] else weak  # training does not call one of weight 0
+            reason = f"{name} failed{'' if line['weight'] else ', but has weight 0'}: {line['error']}"
+            findings.append(found(reason, f"Repair {name}, and call it on one completion by hand."))
     if weighted(record):
         found = [*about_right(record), *about_signal(record), *about_rewards(record)]
         if record["clipped_share"] > CUT:
@@ -201,7 +185,7 @@ def judge_signal(record: Row) -> Row:
             found = [weak(reason, more, *advice) for _, reason, advice in found]
         findings += found
     findings = findings or [("go", headroom(record), ())]
-    findings.sort(key=lambda finding: ("no-go", "weak", "go").index(finding[0]))
+    findings.sort(key=lambda one: ("no-go", "weak", "go").index(one[0]))
     verdicts, reasons, advice = zip(*findings)
     return {"verdict": verdicts[0], "reasons": [*reasons], "advice": [*dict.fromkeys(sum(advice, ()))]}
 

@@ -15,24 +15,11 @@ STEPS = 30  # training steps of a recorded run
 UNTRAINED = "untrained"  # a run of no steps: the starter policy itself
 WINDOW = 5  # steps over which a training curve is averaged
 WEIGHTS = {"correctness_reward": 1.0, "format_reward": 0.5, "soft_format_reward": 0.5}
-BASELINE: Row = {
-    "num_generations": 8,
-    "per_device_train_batch_size": 32,
-    "gradient_accumulation_steps": 1,
-    "max_completion_length": 96,
-    "learning_rate": 1e-3,
-    "lr_scheduler_type": "constant_with_warmup",
-    "warmup_steps": 5,
-    "optim": "adamw_torch",
-    "beta": 0.02,
-    "temperature": 1.0,
-    "loss_type": "dapo",
-    "scale_rewards": "group",
-    "weights": WEIGHTS,
-    "stages": [],
-    "adaptive": False,
-    "last_temperature": None,
-}
+BASELINE: Row = {"num_generations": 8, "per_device_train_batch_size": 32, "gradient_accumulation_steps": 1}
+BASELINE |= {"max_completion_length": 96, "learning_rate": 1e-3, "lr_scheduler_type": "constant_with_warmup"}
+BASELINE |= {"warmup_steps": 5, "optim": "adamw_torch", "beta": 0.02, "temperature": 1.0}
+BASELINE |= {"loss_type": "dapo", "scale_rewards": "group"}
+BASELINE |= {"weights": WEIGHTS, "stages": [], "adaptive": False, "last_temperature": None}
 STEERED = ("weights", "stages", "adaptive", "last_temperature")  # by lab.train.steering; the others are GRPOConfig's
 
 
@@ -76,7 +63,7 @@ def recipe_settings(recipe: str) -> Row:
 
 
 def read_record(path: Path = RECORD) -> tuple[Row, list[Row]]:
-    """The header and the runs; a half-written last line is left out. Raises MissingInputError, or ValueError for damage."""
+    """The header and the runs; a half-written last line is left out. Raises MissingInputError or ValueError."""
     way = "make it with `make recipes` (one to two hours on two cores)"
     if not path.exists():
         raise MissingInputError(f"{relative(path)} is not there: {way}, or name recipes to train in RECIPES.")
@@ -99,18 +86,12 @@ def compare_recipes(runs: Sequence[Row]) -> pd.DataFrame:
     lengths = sorted({f"{run['steps']} steps" for run in runs})
     if len(lengths) > 1:
         raise ValueError(f"Runs of different lengths cannot be compared: {', '.join(lengths)}")
-    values = pd.DataFrame(
-        {
-            "recipe": run["recipe"],
-            "seed": run["seed"],
-            "correct": run["held_out"]["correct"],
-            "format": run["held_out"]["format"],
-            "curve": np.mean(run["curves"]["correctness"]),
-            "reached": first_reached(run["curves"]["correctness"]),
-            "no_spread": np.mean(run["curves"]["no_spread"]),
-        }
-        for run in runs
-    ).set_index(["recipe", "seed"])
+    rows = []
+    for run in runs:
+        right, spread = run["curves"]["correctness"], run["curves"]["no_spread"]
+        curves = {"curve": np.mean(right), "reached": first_reached(right), "no_spread": np.mean(spread)}
+        rows.append({"recipe": run["recipe"], "seed": run["seed"], **run["held_out"], **curves})
+    values = pd.DataFrame(rows).set_index(["recipe", "seed"])
     if values.index.has_duplicates:
         recipe, seed = values.index[values.index.duplicated()][0]
         raise ValueError(f"There are two runs of {recipe} with seed {seed}.")

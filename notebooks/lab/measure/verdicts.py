@@ -28,13 +28,6 @@ def verdict_of(change: Row) -> str:
     return BETTER if change["estimate"] > 0 else WORSE
 
 
-def verdict_by_measure(record: Row) -> dict[str, str]:
-    """Of the model in question against the baseline: by greedy correct, and by pass@1 where samples were taken."""
-    change = record["difference"][record["other"]]
-    measures = {"correct": change[GREEDY]["correct"], "pass@1": change[SAMPLED].get("pass@1")}
-    return {name: verdict_of(one) for name, one in measures.items() if one}
-
-
 def comparison_sentences(record: Row) -> Iterator[str]:
     """What a person should know of the comparison, the verdicts first."""
     change, settings, n = record["difference"][record["other"]], record["settings"], record["n"]

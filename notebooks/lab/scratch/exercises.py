@@ -13,6 +13,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 WIDTH = 100  # characters of a line of feedback
+close = partial(torch.allclose, rtol=1e-5, atol=1e-5)
 
 
 @dataclass(frozen=True)
@@ -87,10 +89,6 @@ class Exercise:
                 value = np.array2string(value.numpy(), prefix=head, **look)
             lines.append(f"{head}{value}")
         return "\n".join(lines)
-
-
-def close(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 def floats(*values: Any) -> Tensor:

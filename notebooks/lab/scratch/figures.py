@@ -74,7 +74,6 @@ def token_strip(
 
     A token's text comes from a model: it is escaped, and characters that cannot be seen or that turn the text around
     are named. `probabilities` (0..1) are the policy's; `heads` are a line of text over each completion.
-    Raises ValueError where the lengths of the three differ.
     """
     steps = ((1.0, "100 %"), (0.5, "50 %"), (0.1, "10 %"), (0.05, "<u>5 %</u>"), (SURPRISING, "<u>1 % or less</u>"))
     boxes = "".join(f'<span style="background:{surprise_colour(chance)}">{text}</span>' for chance, text in steps)
@@ -89,10 +88,8 @@ def token_strip(
 def token_span(token: str, chance: float) -> str:
     """One token: coloured, underlined if improbable, its numbers in the tooltip."""
     # Line breaks and blanks are shown as signs; control, format and unknown characters by their number.
-    hidden = {
-        character: f"[U+{ord(character):04X}]" for character in token if unicodedata.category(character)[0] in "CZ"
-    }
-    text = "".join((hidden | SIGNS).get(character, character) for character in token)
+    named = {one: f"[U+{ord(one):04X}]" for one in token if unicodedata.category(one)[0] in "CZ"} | SIGNS
+    text = "".join(named.get(character, character) for character in token)
     text = html.escape(text or "∅")  # a token may be empty: half of a character
     text = f"<u>{text}</u>" if chance < UNDERLINED else text
     numbers = f"probability {chance:.3g}, log-probability {math.log(chance) if chance > 0 else -math.inf:.3g}"
@@ -132,10 +129,9 @@ def pull_figure(pulls: dict[str, np.ndarray], tokens: Sequence[int], names: Sequ
     return figure
 
 
-CLIP_WORDS = {
-    1: ("likelier", "likely enough,\nno more push up"),
-    -1: ("less likely", "unlikely enough,\nno more push down"),
-}
+# What a good and a bad completion's token is to become, what the clip then says, and the free corner.
+PUSHED_UP = (BLUE, "likelier", "likely enough,\nno more push up", "upper left")
+PUSHED_DOWN = (RED, "less likely", "unlikely enough,\nno more push down", "upper right")
 
 
 def clip_figure(ratios: np.ndarray, objectives: Curves, slopes: Curves, epsilon: float, epsilon_high: float) -> Figure:
@@ -148,7 +144,7 @@ def clip_figure(ratios: np.ndarray, objectives: Curves, slopes: Curves, epsilon:
     with style.styled():
         figure, panels = plt.subplots(1, 2, figsize=(WIDTH, 4.2), layout="constrained")
         for axes, advantage in zip(panels, objectives):
-            (wish, enough), colour = CLIP_WORDS[advantage], BLUE if advantage > 0 else RED
+            colour, wish, enough, corner = PUSHED_UP if advantage > 0 else PUSHED_DOWN
             axes.plot(ratios, objectives[advantage], color=colour, linewidth=2.5, label="objective, clipped")
             axes.plot(ratios, ratios * advantage, "--", color="black", linewidth=1, zorder=1.5, label="not clipped")
             axes.plot(1, advantage, "o", color="black", markersize=7, label="ratio 1: here every first update stands")
@@ -164,7 +160,7 @@ def clip_figure(ratios: np.ndarray, objectives: Curves, slopes: Curves, epsilon:
                     axes.text(at, 1.01, f"{name} = {at:.3g}", **over_panel, **look)
             axes.set_title(f"Advantage {advantage:+d}: the token is to become {wish}".replace("-", "−"), pad=20)
             axes.set(xlabel="ratio: the token's probability now / when it was sampled", xlim=ratios[[0, -1]])
-            axes.legend(loc="upper left" if advantage > 0 else "upper right", fontsize=style.SMALL, frameon=True)
+            axes.legend(loc=corner, fontsize=style.SMALL, frameon=True)
         panels[0].set_ylabel("objective (the negative loss) of one token")
     return figure
 
@@ -178,13 +174,11 @@ def kl_figure(
 ) -> Figure:
     """What each estimator of the KL says of one token, by its log-ratio, and its mean and deviation over samples.
 
-    All in nats. `log_ratios`: log-probability under the reference minus that under the policy, rising, shape (ratios,).
-    For k1, k2, k3 each, `estimators` are the estimates at these, and `spread` is (mean, standard deviation) over samples
-    of the policy. `exact`: the KL itself.
+    All in nats. `log_ratios`: reference minus policy, rising, shape (ratios,). For k1, k2, k3 each, `estimators` are the
+    estimates at these, and `spread` (mean, standard deviation) over samples. `exact`: the KL itself.
     """
     with style.styled():
-        layout = {"width_ratios": (1.35, 1), "layout": "constrained"}
-        figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 4.2), **layout)
+        figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 4.2), width_ratios=(1.35, 1), layout="constrained")
         for name, values in estimators.items():
             colour, dash, _ = LOOKS[name]
             left.plot(log_ratios, values, dash, color=colour, linewidth=3 if name == "k3" else 2, label=FORMULAS[name])

@@ -2,7 +2,7 @@
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,13 +29,12 @@ class Step:
 
 
 class Watch(TrainerCallback):
-    """Records every step of one trainer: `reward_funcs=watch.scores(f)`, then `watch.attach(trainer)` before training."""
+    """Records every step of a trainer: `reward_funcs=watch.scores(f)`, then `watch.attach(trainer)` before training."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.rewards = torch.empty(0)  # (B,) scores of the last generation, the completions of a prompt side by side
-        self._prompts: Sequence[Any] = ()
-        self._completions: Sequence[Sequence[int]] = ()
+        self._prompts, self._completions = (), ()  # of the last generation; the completions as token ids
         self._free: Places = {}  # of the step, not yet given to a row
 
     def scores(self, function: Callable[..., list[float]]) -> Callable[..., list[float]]:
@@ -76,16 +75,14 @@ class Watch(TrainerCallback):
 
     def _all_places(self, tokenizer: Any) -> Places:
         """Where each pair of prompt and completion, as token ids, stood when it was scored. Equal pairs have several."""
-        chats = tokenizer.apply_chat_template(
-            self._prompts, add_generation_prompt=True, tokenize=True, return_dict=True
-        )
+        chats = tokenizer.apply_chat_template(self._prompts, add_generation_prompt=True, return_dict=True)
         places: Places = defaultdict(list)
         for place, (prompt, completion) in enumerate(zip(chats["input_ids"], self._completions, strict=True)):
             places[tuple(prompt), tuple(completion)].append(place)
         return places
 
     def _find_places(self, batch: Weights) -> torch.Tensor:
-        """The places (B,) of a micro-batch's rows, which TRL has shuffled. Raises KeyError for a row that was not scored."""
+        """The places (B,) of a micro-batch's rows, which TRL has shuffled. Raises KeyError if one was not scored."""
         columns = [batch[f"{part}_{kind}"] for part in ("prompt", "completion") for kind in ("ids", "mask")]
         keys = [(tuple(p[pm.bool()].tolist()), tuple(c[cm.bool()].tolist())) for p, pm, c, cm in zip(*columns)]
         return torch.tensor([self._free[key].pop(0) for key in keys])
