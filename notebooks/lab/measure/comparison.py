@@ -82,9 +82,7 @@ def check_comparable(tables: Tables) -> None:
         for column in (*PLACE, "prompt", "question", "gold"):
             if list(table[column]) != list(first[column]):
                 differs = f"{column} of {name!r} is not that of {BASE!r}"
-                raise ValueError(
-                    f"all models must answer the same questions in the same order; {differs}: let both answer again"
-                )
+                raise ValueError(f"{differs}: let both answer again, the same questions in the same order")
         if set(table["correct_by"]) != set(first["correct_by"]):
             raise ValueError(f"{name!r} and {BASE!r} were judged by different rewards: grade both with the same ones")
 
@@ -132,7 +130,7 @@ def model_record(measures: Measures, table: pd.DataFrame, decoding: str, seed: i
 
 
 def paired_differences(before: Measures, after: Measures, seed: int) -> dict[str, Row]:
-    """By decoding and measure: the paired difference with its interval, and for shares a p-value (McNemar, or sign flips)."""
+    """By decoding and measure: the paired difference with its interval, and for shares a p-value (McNemar, sign flips)."""
     differences: dict[str, Row] = {GREEDY: {}, SAMPLED: {}}
     for decoding, record in differences.items():
         for name in before[decoding]:

@@ -121,9 +121,9 @@ def votes(answers: Sequence[str | None], right: Sequence[float]) -> tuple[tuple[
 def majority_at_k(different: tuple[tuple[int, float], ...], silent: int, k: int) -> float:
     """Expected share right of the commonest answer among k samples drawn without replacement (Wang et al. 2022, maj@k).
 
-    `different` and `silent` are what `votes` returns. Equally common answers share the credit. One without an answer does
-    not vote; k without any are wrong. The count is exact: for each number w of votes that can win, answers are added one
-    by one to the ways to draw k samples with w as the most, by samples drawn and by answers that have w.
+    `different` and `silent` are what `votes` returns. Equally common answers share the credit. One without an answer
+    does not vote; k without any are wrong. The count is exact: for each number w of votes that can win, answers are
+    added one by one to the ways to draw k samples with w as the most, by samples drawn and by answers that have w.
 
     >>> majority_at_k(((3, 1.0), (1, 0.0)), 0, 4), majority_at_k(((2, 1.0), (2, 0.0)), 0, 4)
     (1.0, 0.5)

@@ -1,8 +1,8 @@
 """Before any training: do samples of the base policy carry a signal that GRPO can learn from?
 
 GRPO compares the completions of one prompt with each other. A group in which all have the same total reward teaches
-nothing. `preflight` measures that on sampled groups, and gives the worst of all findings: no-go, weak, or go if there is
-none. With fewer than 32 completions only a failing reward is a no-go; any other no-go becomes weak: sample more.
+nothing. `preflight` measures that on sampled groups, and gives the worst of all findings: no-go, weak, or go if there
+is none. With fewer than 32 completions only a failing reward is a no-go; any other no-go becomes weak: sample more.
 """
 
 import re
@@ -172,9 +172,9 @@ def judge_signal(record: Row) -> Row:
     findings = []
     for name, line in record["rewards"].items():  # those that raised, or returned what is no score
         if line["error"]:
-            found = no_go if line["weight"] else weak  # training does not call one of weight 0
+            verdict = no_go if line["weight"] else weak  # training does not call one of weight 0
             reason = f"{name} failed{'' if line['weight'] else ', but has weight 0'}: {line['error']}"
-            findings.append(found(reason, f"Repair {name}, and call it on one completion by hand."))
+            findings.append(verdict(reason, f"Repair {name}, and call it on one completion by hand."))
     if weighted(record):
         found = [*about_right(record), *about_signal(record), *about_rewards(record)]
         if record["clipped_share"] > CUT:

@@ -174,8 +174,8 @@ def kl_figure(
 ) -> Figure:
     """What each estimator of the KL says of one token, by its log-ratio, and its mean and deviation over samples.
 
-    All in nats. `log_ratios`: reference minus policy, rising, shape (ratios,). For k1, k2, k3 each, `estimators` are the
-    estimates at these, and `spread` (mean, standard deviation) over samples. `exact`: the KL itself.
+    All in nats. `log_ratios`: reference minus policy, rising, shape (ratios,). For k1, k2, k3 each, `estimators` are
+    the estimates at these, and `spread` (mean, standard deviation) over samples. `exact`: the KL itself.
     """
     with style.styled():
         figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 4.2), width_ratios=(1.35, 1), layout="constrained")
