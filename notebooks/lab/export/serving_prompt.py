@@ -81,8 +81,8 @@ def rendered_prefill(tokenizer: Any, prefill: str) -> str:
     chat = [{"role": "user", "content": "question"}]
     before, whole = render(tokenizer, chat), render(tokenizer, [*chat, {"role": "assistant", "content": prefill}])
     if not whole.startswith(before):
-        what = "This chat template begins a prefilled answer otherwise than a new one: the prefill cannot travel in it"
-        raise ExportError(f"{what}. Train without a prefill, or put it into every request.")
+        what = "This chat template begins a prefilled answer otherwise than a new one, so it cannot travel in the template"
+        raise ExportError(f"{what}: train without a prefill, or put it into every request.")
     return whole.removeprefix(before)
 
 
