@@ -81,7 +81,7 @@ def rendered_prefill(tokenizer: Any, prefill: str) -> str:
     chat = [{"role": "user", "content": "question"}]
     before, whole = render(tokenizer, chat), render(tokenizer, [*chat, {"role": "assistant", "content": prefill}])
     if not whole.startswith(before):
-        what = "This chat template begins a prefilled answer otherwise than a new one, so it cannot travel in the template"
+        what = "This chat template begins a prefilled answer otherwise than a new one, so it cannot travel with it"
         raise ExportError(f"{what}: train without a prefill, or put it into every request.")
     return whole.removeprefix(before)
 
