@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from lab.export import ollama
+from lab.export import formats
 from lab.export.model_folder import ExportError
 from lab.export.serving_prompt import ServedPrompt
 from lab.model import prompts
@@ -71,7 +71,7 @@ def asked_of_ollama(text, chat):
 @pytest.mark.parametrize("prefill", ["", "<think>\n{"])
 def test_ollama_makes_the_training_prompt_of_a_question(chatml, preamble, prefill):
     served = ServedPrompt(PREAMBLES[preamble], prefill)
-    text = ollama.modelfile("m.gguf", chatml, served)
+    text = formats.modelfile("m.gguf", chatml, served)
     for turns in ([QUESTION], [QUESTION, SHOTS[1], QUESTION]):
         expected = prompts.render(chatml, trained_on(chatml, served.preamble, *turns, prefill=prefill))
         assert asked_of_ollama(text, turns) == expected
@@ -79,7 +79,7 @@ def test_ollama_makes_the_training_prompt_of_a_question(chatml, preamble, prefil
 
 def test_in_ollama_a_chat_s_own_system_message_takes_the_place_of_ours(chatml):
     chat = [{"role": "system", "content": "Answer in French."}, QUESTION]
-    text = ollama.modelfile("m.gguf", chatml, ServedPrompt([SYSTEM]))
+    text = formats.modelfile("m.gguf", chatml, ServedPrompt([SYSTEM]))
     assert asked_of_ollama(text, chat) == prompts.render(chatml, trained_on(chatml, chat[:1]))
 
 
@@ -99,7 +99,7 @@ def test_in_ollama_a_chat_s_own_system_message_takes_the_place_of_ours(chatml):
 def test_a_template_that_is_not_chatml_is_refused_in_a_plain_sentence(tokenizer, other):
     strange = with_template(tokenizer, other or "{{ '' }}")
     with pytest.raises(ExportError, match="chat template is not ChatML: write TEMPLATE by hand"):
-        ollama.modelfile("m.gguf", strange, ServedPrompt([SYSTEM, *SHOTS]))
+        formats.modelfile("m.gguf", strange, ServedPrompt([SYSTEM, *SHOTS]))
 
 
 @pytest.mark.parametrize("text", ['say """ ok', "joined \u200d emoji", "no\u00a0break", "bell \x07"])
@@ -111,14 +111,14 @@ def test_what_a_modelfile_cannot_say_is_refused(tokenizer, text):
         ServedPrompt([], stop=(text,)),
     ):
         with pytest.raises(ExportError, match="A Modelfile cannot hold"):
-            ollama.modelfile("m.gguf", tokenizer, served)
+            formats.modelfile("m.gguf", tokenizer, served)
 
 
 def test_settings_stops_and_examples_are_in_the_modelfile(tokenizer):
     served = ServedPrompt(
         [SYSTEM, *SHOTS], stop=("</answer>", 'a "quote" \\ and\na line'), temperature=0.7, max_new_tokens=1_500_000
     )
-    commands = parsed(ollama.modelfile("m.gguf", tokenizer, served))
+    commands = parsed(formats.modelfile("m.gguf", tokenizer, served))
     assert commands[0] == ("FROM", "", "./m.gguf")
     assert ("SYSTEM", "", SYSTEM["content"]) in commands
     assert [c for c in commands if c[0] == "MESSAGE"] == [("MESSAGE", shot["role"], shot["content"]) for shot in SHOTS]
@@ -130,4 +130,4 @@ def test_settings_stops_and_examples_are_in_the_modelfile(tokenizer):
 def test_a_tokenizer_without_an_end_token_gives_no_stop(tokenizer):
     plain = copy.deepcopy(tokenizer)
     plain.eos_token = None
-    assert "PARAMETER stop" not in ollama.modelfile("m.gguf", plain, ServedPrompt([]))
+    assert "PARAMETER stop" not in formats.modelfile("m.gguf", plain, ServedPrompt([]))

@@ -225,7 +225,7 @@ def test_what_cannot_be_compared_is_refused_with_what_to_do():
     for tables, told in (
         ({"base": table}, "no answers of 'merged', only of base: let that model answer too"),
         ({}, "no answers of 'base', only of no model"),
-        ({"base": table, "merged": judged([1, 0, 1])}, "same questions in the same order.*let both answer again"),
+        ({"base": table, "merged": judged([1, 0, 1])}, "let both answer again, the same questions in the same order"),
         ({"base": table, "merged": table.assign(question=["q1", "q0"])}, "question of 'merged' is not that of 'base'"),
         ({"base": table, "merged": table.assign(prompt="other template")}, "prompt of 'merged'"),
         ({"base": table.iloc[:0], "merged": table.iloc[:0]}, "at least one held-out problem"),

@@ -34,10 +34,8 @@ def test_settings_that_cannot_be_are_refused():
     assert replace(SETTINGS, stop="abc").stop == ("abc",)
 
 
-def asked(model, tokenizer, path, rows, settings=SETTINGS, identity="a", said=None):
-    return evaluate.collect_answers(
-        model, tokenizer, rows, settings, path, identity, name="base", say=(said if said is not None else []).append
-    )
+def asked(model, tokenizer, path, rows, settings=SETTINGS, identity="a"):
+    return evaluate.collect_answers(model, tokenizer, rows, settings, path, identity, name="base")
 
 
 def without_time(table):
@@ -105,12 +103,13 @@ def never():
     raise AssertionError("the model must not be loaded")
 
 
-def test_answers_that_are_there_are_read_and_no_model_is_loaded(whole, tokenizer, tmp_path):
-    path, rows, said = tmp_path / "base.parquet", problems(12), []
+def test_answers_that_are_there_are_read_and_no_model_is_loaded(whole, tokenizer, tmp_path, capsys):
+    path, rows = tmp_path / "base.parquet", problems(12)
     grading.grade_answers(whole, rows, [format_reward]).to_parquet(path)  # as the notebook leaves it
-    table = asked(never, tokenizer, path, rows, said=said)
+    table = asked(never, tokenizer, path, rows)
     pd.testing.assert_frame_equal(table, whole, check_dtype=False)
-    assert len(said) == 1 and "are used again" in said[0] and "Delete the file" in said[0]
+    (said,) = capsys.readouterr().out.splitlines()
+    assert "are used again" in said and "Delete the file" in said
     rows[0] = {
         **rows[0],
         "answer": "mended",

@@ -1,7 +1,5 @@
 """The trained model in the forms that others load: adapter, 4 bits, GGUF with an Ollama Modelfile, the Hub."""
 
-from __future__ import annotations
-
 import errno
 import importlib.util
 import json
@@ -13,23 +11,29 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from lab.export import merge, ollama, predictions
+from lab.export import merge, predictions
 from lab.export.model_folder import ExportError, StagingFolder
-from lab.export.serving_prompt import ServedPrompt
+from lab.export.serving_prompt import ServedPrompt, rendered_prefill
 from lab.files import Row, relative, write_text
 from lab.model import policy
+from lab.model.prompts import Messages, render
 from lab.train.run_folder import is_whole, step_of
 
 FORMATS = ("adapter", "merged 4 bit", "gguf")
-MERGES = ("original base", "dequantised base")
-UNKNOWN_TOKENIZER = "BPE pre-tokenizer was not recognized"  # an error of llama.cpp's converter
+MERGES = ("auto", "original base", "dequantised base")
+# ChatML in Go's template language: Ollama fills in .System, the text of system messages, and .Messages.
+GO_CHATML = (
+    "{{ if .System }}<|im_start|>system\n{{ .System }}<|im_end|>\n{{ else }}DEFAULT{{ end }}"
+    '{{ range .Messages }}{{ if ne .Role "system" }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}{{ end }}'
+    "<|im_start|>assistant\n"
+)
 
 
 def check_export_settings(
     chosen: Sequence[str], merge_into: str = "auto", n_evaluate: int | None = None, push_to: str = ""
 ) -> None:
     """Raises ValueError or ExportError for parameters of notebook 05 that would fail after minutes of work."""
-    for name, values, known in (("FORMATS", chosen, FORMATS), ("MERGE_INTO", [merge_into], ("auto", *MERGES))):
+    for name, values, known in (("FORMATS", chosen, FORMATS), ("MERGE_INTO", [merge_into], MERGES)):
         if unknown := [value for value in values if value not in known]:
             raise ValueError(f"{name}: there is no {unknown[0]!r}; there are: {', '.join(map(repr, known))}.")
     if n_evaluate is not None and n_evaluate < 1:
@@ -40,29 +44,27 @@ def check_export_settings(
 
 def describe_format(name: str, folder: Path | None, tried: str) -> Row:
     """A line of the table of formats: where it is (None: it was not made), its size, and what was tried with it."""
-    files = folder.rglob("*") if folder else []
-    size = round(sum(path.stat().st_size for path in files if path.is_file()) / 1e6, 1)
-    where = relative(folder) if folder else "not made"
-    return {"format": name, "where": where, "MB": size if folder else None, "tried here": tried}
+    if folder is None:
+        return {"format": name, "where": "not made", "MB": None, "tried here": tried}
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return {"format": name, "where": relative(folder), "MB": round(size / 1e6, 1), "tried here": tried}
 
 
 def attempt_export(name: str, export: Callable[..., Row], *args: Any) -> Row:
     """`export(*args)`, or a line that says why it failed. Only a full disk and a stop by hand end the notebook."""
     try:
         return export(*args)
-    except ExportError as error:
-        return describe_format(name, None, str(error))
     except Exception as error:  # a converter or a loader of another project: its own words say most
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
-        return describe_format(name, None, f"failed: {type(error).__name__}: {str(error)[:300]}")
+        why = str(error) if isinstance(error, ExportError) else f"failed: {type(error).__name__}: {str(error)[:300]}"
+        return describe_format(name, None, why)
 
 
 def export_adapter(adapter: Path, merged: Path, place: Path, replace: bool) -> Row:
     """The adapter, with the tokenizer, chat template and generation config of the merged folder beside it."""
-    files = [path for path in adapter.iterdir() if path.name.startswith("adapter_")]
     names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
-    files += [merged / name for name in names if (merged / name).exists()]
+    files = [*adapter.glob("adapter_*"), *(merged / name for name in names if (merged / name).exists())]
     with closing(StagingFolder(place, replace)) as staging:
         folder = staging.new_folder("adapter")
         for path in files:
@@ -107,10 +109,8 @@ def find_llama_cpp() -> Path:
     try:
         llama_cpp.check_llama_cpp(folder)
     except RuntimeError:
-        raise ExportError(
-            f"llama.cpp is not at hand (looked in {folder}): before the notebook starts, set UNSLOTH_LLAMA_CPP_PATH to a "
-            "checkout of it with the built llama-quantize in its top folder"
-        ) from None
+        what = f"llama.cpp is not at hand (looked in {folder}): before the notebook starts, set UNSLOTH_LLAMA_CPP_PATH"
+        raise ExportError(f"{what} to a checkout of it with the built llama-quantize in its top folder") from None
     if importlib.util.find_spec("sentencepiece") is None:
         raise ExportError("llama.cpp's converter needs sentencepiece: `pip install sentencepiece`")
     return Path(folder)
@@ -131,26 +131,79 @@ def export_gguf(
         try:
             model.save_pretrained_gguf(str(folder), exported, quantization_method=method)
         except RuntimeError as error:
-            if UNKNOWN_TOKENIZER not in str(error):
+            if "BPE pre-tokenizer was not recognized" not in str(error):
                 raise
             raise ExportError(
                 "llama.cpp's converter knows tokenizers by a hash of how they split a sample text, and does not know this one "
                 "(the starter policy's is this project's own). Models of known families convert."
             ) from None
-        for path in folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)  # the 16- or 32-bit weights that it was converted from
-        file = next(iter(sorted(folder.glob("*.gguf"))), folder / "none.gguf")
-        if not file.exists() or file.open("rb").read(4) != b"GGUF":
+        for path in filter(Path.is_dir, folder.iterdir()):
+            shutil.rmtree(path)  # the 16- or 32-bit weights that it was converted from
+        file = min(folder.glob("*.gguf"), default=None)
+        if file is None or file.open("rb").read(4) != b"GGUF":
             raise ExportError("Unsloth's exporter left no GGUF file")
         (folder / "Modelfile").unlink(missing_ok=True)  # Unsloth's own lacks the preamble and the prefill
         try:
-            write_text(folder / "Modelfile", ollama.modelfile(file.name, tokenizer, served))
+            write_text(folder / "Modelfile", modelfile(file.name, tokenizer, served))
             tried = "Modelfile not tried in Ollama"
         except ExportError as error:
             tried = f"No Modelfile for Ollama: {error}"
         staging.publish("gguf")
     return describe_format(f"GGUF {method}", place, f"begins as a GGUF file does; not run. {tried}")
+
+
+def modelfile(gguf: str, tokenizer: Any, served: ServedPrompt) -> str:
+    """An Ollama Modelfile for a GGUF file beside it, with the template, messages, sampling and stops of the training.
+
+    Raises ExportError where the tokenizer's chat template is not ChatML, and for texts that a Modelfile cannot hold.
+    """
+    default, prefill = default_system(tokenizer, served.preamble), rendered_prefill(tokenizer, served.prefill)
+    template = GO_CHATML.replace("DEFAULT", _in_go(default)) + _in_go(prefill)
+    lines = [f"FROM ./{gguf}", f"TEMPLATE {_quoted(template)}"]
+    commands = {"system": "SYSTEM", "user": "MESSAGE user", "assistant": "MESSAGE assistant"}
+    lines += [f"{commands[message['role']]} {_quoted(message['content'])}" for message in served.preamble]
+    sampling = {"temperature": served.temperature, "top_p": 1.0, "top_k": 0, "repeat_penalty": 1.0}
+    sampling["num_predict"] = served.max_new_tokens
+    lines += [f"PARAMETER {name} {value}" for name, value in sampling.items()]
+    lines += [f"PARAMETER stop {_quoted(text)}" for text in dict.fromkeys([tokenizer.eos_token, *served.stop]) if text]
+    return "\n".join(lines) + "\n"
+
+
+def default_system(tokenizer: Any, preamble: Messages = ()) -> str:
+    """What a ChatML template puts before a chat without a system message: nothing, or a system prompt (Qwen2.5).
+
+    Raises ExportError unless the tokenizer renders the preamble and some probe chats as ChatML.
+    """
+    from jinja2 import TemplateError
+
+    def chatml(chat: Messages) -> str:
+        turns = (f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in chat)
+        return "".join(turns) + "<|im_start|>assistant\n"
+
+    system, *turns = [{"role": role, "content": f"text of {role}"} for role in "system user assistant user".split()]
+    try:
+        default = render(tokenizer, turns[:1]).removesuffix(chatml(turns[:1]))
+        chats = (turns[:1], turns, [system, *turns], [*preamble, turns[0]])
+        if all(render(tokenizer, c) == ("" if c[0]["role"] == "system" else default) + chatml(c) for c in chats):
+            return default
+    except TemplateError:  # such as Gemma's, which refuses a system message
+        pass
+    what = (
+        "Ollama needs a template in Go's language, and this model's chat template is not ChatML: write TEMPLATE by hand"
+    )
+    raise ExportError(f"{what}, after the chat template in chat_template.jinja or tokenizer_config.json.")
+
+
+def _in_go(text: str) -> str:
+    """A text inside a Go template: double braces are quoted, and a last one that would meet the next action's."""
+    return re.sub(r"\{{2,}|\{\Z", lambda braces: '{{ "' + braces[0] + '" }}', text)
+
+
+def _quoted(text: str) -> str:
+    """A text in a Modelfile, which knows no escapes and drops what does not print. Raises ExportError for such a text."""
+    if '"""' in text or not all(char.isprintable() or char in "\n\r\t" for char in text):
+        raise ExportError(f"A Modelfile cannot hold three quotes or unprintable characters: {text[:60]!r}")
+    return f'"""{text}"""'
 
 
 def access_token() -> str:
@@ -171,7 +224,7 @@ def push_to_hub(folder: Path, name: str, private: bool = True) -> str:
     from huggingface_hub.utils import validate_repo_id
 
     token = access_token()
-    api = HfApi(token=token)
+    api, like_a_token = HfApi(token=token), re.compile(rf"{re.escape(token)}|hf_[A-Za-z0-9]{{8,}}")
     try:
         validate_repo_id(name)
         address = api.create_repo(name, private=private, exist_ok=True)
@@ -179,12 +232,7 @@ def push_to_hub(folder: Path, name: str, private: bool = True) -> str:
             refusal = f"{name} exists and is public: nothing was uploaded. Choose another name, or PUSH_PRIVATE = False"
         else:
             api.upload_folder(repo_id=name, folder_path=folder, commit_message="Model trained with GRPO")
-            return without_secret(str(address), token)
+            return like_a_token.sub("hf_…", str(address))
     except Exception as error:  # of huggingface_hub, of its HTTP client, of the disk: any of them may quote the request
-        refusal = f"The Hub did not take {name}: {type(error).__name__}: {without_secret(str(error), token)}"
+        refusal = f"The Hub did not take {name}: {type(error).__name__}: {like_a_token.sub('hf_…', str(error))}"
     raise ExportError(refusal)  # outside the except block, so that the error with the request is not in its chain
-
-
-def without_secret(text: str, token: str) -> str:
-    """The text without the token, and without anything else that looks like one."""
-    return re.sub(r"hf_[A-Za-z0-9]{8,}", "hf_…", text.replace(token, "hf_…"))

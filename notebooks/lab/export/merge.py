@@ -1,9 +1,11 @@
 """The LoRA adapter merged into its dequantized 4-bit base, and models loaded to compare merges with."""
 
-from __future__ import annotations
-
+import gc
 from pathlib import Path
 from typing import Any
+
+import psutil
+import torch
 
 
 def merge_into_dequantised(quantised: Any, adapter: Path, tokenizer: Any, folder: Path) -> None:
@@ -12,15 +14,12 @@ def merge_into_dequantised(quantised: Any, adapter: Path, tokenizer: Any, folder
     The sum is formed in 32 bits where the memory allows, and rounded to 16 bits once. `quantised`, which is base and
     adapter as trained, is taken apart.
     """
-    import psutil
-    import torch
     from peft import PeftModel
 
     base = quantised.unload().dequantize()
-    dtype, in_32_bits = base.dtype, 4 * sum(parameter.numel() for parameter in base.parameters())
-    on_gpu = base.device.type == "cuda"
+    dtype, on_gpu, weights = base.dtype, base.device.type == "cuda", sum(weight.numel() for weight in base.parameters())
     free = torch.cuda.mem_get_info(base.device)[0] if on_gpu else psutil.virtual_memory().available
-    if 2 * in_32_bits < free:
+    if 2 * 4 * weights < free:  # twice four bytes
         base = base.float()
     merged = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload().to(dtype)
     merged.save_pretrained(folder)
@@ -34,9 +33,6 @@ def bytes_in_16_bits(model: Any) -> int:
 
 def load_like(name: str | Path, like: Any) -> Any:
     """A model in the precision of another one and on its device, ready to answer."""
-    import gc
-
-    import torch
     from transformers import AutoModelForCausalLM
 
     gc.collect()  # a wrapped model refers to itself: its memory is only free after this

@@ -1,7 +1,5 @@
 """Whether a merged folder is the model that was trained: `prove_merge` measures, `proof_checks` judges the measures."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,7 +48,6 @@ def prove_merge(
     tokenizer: Any,
     base: Mapping[str, Any],
     adapter: Path | None,
-    *,
     chats: Sequence[Messages],
     replies: Sequence[str],
     served: ServedPrompt,
@@ -60,15 +57,16 @@ def prove_merge(
     """Measures a merged folder against the model that was trained; `proof_checks` judges the measures.
 
     Args:
-        trained: the model as it was trained (a 4-bit base with its adapter, or all weights).
         base: the weights, by name, that the adapter was merged into; without an adapter, those before training.
         adapter: its folder; None where all weights were trained.
-        chats: held-out prompts as in training; the fresh process is asked them as a user of the folder would.
-        replies: the trained model's greedy answers to them.
+        chats, replies: held-out prompts as in training, and the trained model's greedy answers to them.
         start: `run/start.json`, the checksums from before the first step; empty where the run kept none.
         quantising: `prediction_distance` of the 4-bit base from its original, where the merge went into the original.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    def share_of_equal(found: Sequence, wanted: Sequence) -> float:
+        return sum(one == other for one, other in zip(found, wanted, strict=True)) / len(wanted)
 
     compare = predictions.prediction_distance
     weights, sample = weight_checks.read_weights(folder), predictions.proof_sample(tokenizer, chats, replies)
@@ -77,39 +75,26 @@ def prove_merge(
     ours = predictions.greedy_answers(merged, tokenizer, chats, served, ends=end_tokens(trained, tokenizer))
     questions = [served.question(chat) for chat in chats]
     fresh = predictions.answer_in_fresh_process(folder, questions, served.max_new_tokens)
+    same = {"same_answers": share_of_equal(fresh["answers"], ours)}
+    same["same_prompts"] = share_of_equal(fresh["prompt_ids"], [prompt for prompt, _ in sample])
     prefill = serving_prompt.rendered_prefill(tokenizer, served.prefill)
+    wanted = serving_prompt.generation_config(trained, tokenizer, served)
+    records = (read_json_or_empty(folder / "generation_config.json"), wanted)
+    here, wanted = ({**GenerationConfig(**record).to_diff_dict(), "transformers_version": ""} for record in records)
     return {
         "adapter": weight_checks.check_adapter(adapter, start) if adapter else None,
         "base": weight_checks.check_frozen_base(trained, start) if adapter else None,
         "weights": weight_checks.compare_weights(weights, base, updates),
         "tied": weight_checks.compare_tying(weights, folder, trained.config.to_dict()),
-        "decoding": other_decoding(folder, serving_prompt.generation_config(trained, tokenizer, served)),
+        "decoding": sorted(name for name in here.keys() | wanted.keys() if here.get(name) != wanted.get(name)),
         "trained_against_merged": compare(trained, merged, sample),
         "trained_against_base": compare(trained, predictions.WithoutAdapter(trained), sample) if adapter else None,
         "quantising": dict(quantising) if quantising else None,
-        "greedy_as_trained": _share_of_equal(ours, [prefill + reply for reply in replies]),
-        "fresh_process": {
-            "n": len(chats),
-            "same_answers": _share_of_equal(fresh["answers"], ours),
-            "same_prompts": _share_of_equal(fresh["prompt_ids"], [prompt for prompt, _ in sample]),
-            "first_answer": fresh["answers"][0],
-        },
+        "greedy_as_trained": share_of_equal(ours, [prefill + reply for reply in replies]),
+        "fresh_process": {"n": len(chats), "first_answer": fresh["answers"][0], **same},
         "missing_files": missing_files(folder),
         "files": list_files(folder),
     }
-
-
-def other_decoding(folder: Path, wanted: Row) -> list[str]:
-    """Fields of the folder's generation config that decode otherwise than in training and evaluation."""
-    from transformers import GenerationConfig
-
-    records = (read_json_or_empty(folder / "generation_config.json"), wanted)
-    found, expected = ({**GenerationConfig(**record).to_diff_dict(), "transformers_version": ""} for record in records)
-    return sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
-
-
-def _share_of_equal(found: Sequence, wanted: Sequence) -> float:
-    return sum(one == other for one, other in zip(found, wanted, strict=True)) / len(wanted)
 
 
 def kl_limit(proof: Row) -> float:
@@ -134,32 +119,28 @@ def proof_checks(proof: Row) -> list[Row]:
         check(name, f"{100 * share:.{digits}f} %", f"{100 * limit:.0f} %", share >= limit)
 
     if adapter:
+        n, known, moved = (adapter[name] for name in ("at_start", "compared_with_start", "moved_since_start"))
         dead = adapter["all_zero"] + adapter["not_finite"]
         check_none("adapter tensors that are zero or not finite", dead, f" of {adapter['tensors']}")
-    if adapter and (n := adapter["at_start"]):
-        # At least half: A has no gradient until B is no longer zero, so the first step moves B alone.
-        moved, known = adapter["moved_since_start"], adapter["compared_with_start"]
-        ok = known == n == adapter["tensors"] and 2 * moved >= known
-        check("adapter tensors that moved since the start", f"{moved} of {n}", f"at least {n // 2}", ok)
+        if n:  # at least half: A has no gradient until B is no longer zero, so the first step moves B alone
+            ok = known == n == adapter["tensors"] and 2 * moved >= known
+            check("adapter tensors that moved since the start", f"{moved} of {n}", f"at least {n // 2}", ok)
     if frozen and (n := frozen["at_start"]):
         changed = frozen["changed"] + n - frozen["compared_with_start"]
         check_none("base tensors changed or missing since the start", changed, f" of {n}")
-
-    changed, ratio, aside = weights["changed"], weights["merge_ratio"], weights["aside"]
+    changed, ratio, worst = weights["changed"], weights["merge_ratio"], weights["worst_rounding"]
     found = f"{changed} of {weights['tensors']}"
     check("weight tensors that differ from the base", found, "at least 1", changed > 0)
     check_none("weights without an update that changed", weights["untouched_changed"])
     check_none("weights missing or stray", len(weights["missing"]) + len(weights["stray"]))
-    worst = weights["worst_rounding"]
     check("largest error, in roundings to 16 bits", f"{worst:.2g}", 1, worst <= 1)
-    ok = abs(ratio - 1) <= MERGE_RATIO
-    check("merged update / our own merge of it", f"{ratio:.3f}", f"1 ± {MERGE_RATIO:g}", ok)
-    limit = ASIDE + 1.5 * weights["aside_by_rounding"]
+    near = abs(ratio - 1) <= MERGE_RATIO
+    check("merged update / our own merge of it", f"{ratio:.3f}", f"1 ± {MERGE_RATIO:g}", near)
+    aside, limit = weights["aside"], ASIDE + 1.5 * weights["aside_by_rounding"]
     check("merged update beside ours, share of its norm", f"{aside:.2g}", f"{limit:.2g}", aside <= limit)
     found = "contradicted" if tied["contradicted"] else "yes" if tied["merged"] else "no"
     ok = tied["merged"] == tied["base"] and not tied["contradicted"]
     check("output layer tied to the embedding", found, "yes" if tied["base"] else "no", ok)
-
     kl, limit = apart["kl"], kl_limit(proof)
     check("mean KL from the trained model, nats a token", f"{kl:.2g}", f"{limit:.2g}", kl <= limit)
     check_share("same token first", apart["same_top"], SAME_TOP, digits=1)
@@ -192,10 +173,9 @@ def proof_warnings(proof: Row) -> list[str]:
 
 def refuse_unproved(proof: Row) -> None:
     """Raises ExportError with every reason where a check fails."""
-    failed = [check for check in proof_checks(proof) if not check["ok"]]
-    if failed:
+    if failed := [check for check in proof_checks(proof) if not check["ok"]]:
         lines = [f"- {one['check']}: {one['found']} (limit {one['limit']}): {one['means']}" for one in failed]
         names = [*proof["weights"]["missing"], *proof["weights"]["stray"], *proof["decoding"], *proof["missing_files"]]
-        lines += [f"  named: {', '.join(names[:5])}"] if names else []
-        lines += ["It was not put in place. An earlier export is as it was."]
-        raise ExportError("\n".join(["The merged folder is not the trained model:", *lines]))
+        lines += [f"  named: {', '.join(names[:5])}"] * bool(names)
+        end = "It was not put in place. An earlier export is as it was."
+        raise ExportError("\n".join(["The merged folder is not the trained model:", *lines, end]))

@@ -1,7 +1,5 @@
 """The card of an exported model: how it was made, what was measured and proved, and what is not known."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
@@ -28,18 +26,20 @@ EVALUATED = (
 
 
 def render_card(about: Row, report: Row, served: ServedPrompt, proof: Row, evaluation: Row | None = None) -> str:
-    """The card as Markdown with the Hub's metadata in front.
-
-    Args: the contents of `run/run.json`, `dataset/report.json`, `merge_proof.json` and `evaluation.json` (None: not yet).
-    """
+    """The card as Markdown with the Hub's metadata in front, from the files of these names."""
+    rewards, settings = about["rewards"], {**about["requested"], **(about.get("effective") or {})}
+    paid = [f"- {_code(entry['name'])} × {entry['weight']:g}" for entry in rewards["rewards"]]
+    used = ", ".join(f"`{name}={settings[name]}`" for name in SETTINGS if name in settings)
+    versions = [f"{name} {version}" for name in PACKAGES if (version := about.get("versions", {}).get(name))]
+    warnings = [f"- {text}" for text in merge_proof.proof_warnings(proof)]
     sections = {
         "# A model trained with GRPO": _origin(about, report, proof["why"]),
         "## Use": _use(served),
         "## Evaluation": _evaluation(evaluation),
-        "## Rewards": _rewards(about["rewards"]),
-        "## Settings": _settings(about),
-        "## Is it the trained model?": _proof(proof),
-        "## Limits": _limits(about, evaluation),
+        "## Rewards": [*paid, f"\nSHA-256 of their source: `{rewards['source_sha256']}`"],
+        "## Settings": [used, f"\nVersions: {', '.join(versions)}."],
+        "## Is it the trained model?": [*_table(merge_proof.proof_table(proof)), "", *warnings],
+        "## Limits": _limits(about, evaluation or {}),
     }
     body = "\n".join("\n".join([heading, "", *lines, ""]) for heading, lines in sections.items())
     return f"---\n{_metadata(about, evaluation)}\n---\n\n{body}"
@@ -48,18 +48,16 @@ def render_card(about: Row, report: Row, served: ServedPrompt, proof: Row, evalu
 def _metadata(about: Row, evaluation: Row | None) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
-    common = {"task_type": "text-generation", "dataset_type": "held-out", "dataset_name": "held-out problems"}
-    greedy = evaluation["greedy"][evaluation["other"]] if evaluation else {}
-    results = [
-        EvalResult(**common, metric_type="accuracy", metric_name=label, metric_value=round(greedy[name]["estimate"], 4))
-        for name, label in (("correct", "correct, greedy"), ("format", "strict format, greedy"))
-        if greedy
-    ]
     base, tags = str(about["model"]["shown"]), ["grpo", "trl", "unsloth"]
     hub = {"base_model": base} if is_hub_name(base) else {}
     data = ModelCardData(library_name="transformers", pipeline_tag="text-generation", tags=tags, **hub)
-    if results:
-        data.model_name, data.eval_results = "GRPO", results
+    if evaluation:
+        greedy, labels = evaluation["greedy"][evaluation["other"]], {"correct": "correct", "format": "strict format"}
+        common = {"task_type": "text-generation", "dataset_type": "held-out", "dataset_name": "held-out problems"}
+        found = {f"{label}, greedy": round(greedy[name]["estimate"], 4) for name, label in labels.items()}
+        scores = [{"metric_name": label, "metric_value": value} for label, value in found.items()]
+        data.model_name = "GRPO"
+        data.eval_results = [EvalResult(**common, metric_type="accuracy", **score) for score in scores]
     return data.to_yaml()
 
 
@@ -81,15 +79,15 @@ def _origin(about: Row, report: Row, why: str) -> Iterator[str]:
 
 
 def _use(served: ServedPrompt) -> Iterator[str]:
-    yield "The chat template brings the prompt of the training with it, so a question alone is enough:\n"
     tokenizer = ", tokenizer=generate.tokenizer" if served.stop else ""
-    yield "```python\nfrom transformers import pipeline\n"
-    yield 'generate = pipeline("text-generation", model=".")\nchat = [{"role": "user", "content": "…"}]'
+    yield "The chat template brings the prompt of the training with it, so a question alone is enough:\n\n```python"
+    yield 'from transformers import pipeline\n\ngenerate = pipeline("text-generation", model=".")'
+    yield 'chat = [{"role": "user", "content": "…"}]'
     yield f'generate(chat, do_sample=False{tokenizer})[0]["generated_text"][-1]["content"]\n```\n'
     if served.preamble:
         system = [_code(message["content"]) for message in served.preamble if message["role"] == "system"]
         n = len(served.preamble) - len(system)
-        before = " and ".join([*system, *([f"{n} messages of worked examples"] if n else [])])
+        before = " and ".join([*system, *[f"{n} messages of worked examples"] * bool(n)])
         yield f"- before the question, unless the chat has a system message of its own: {before}"
     if served.prefill:
         yield f"- the answer is begun with {_literal(served.prefill)}; transformers returns it with the answer, others do not"
@@ -97,10 +95,8 @@ def _use(served: ServedPrompt) -> Iterator[str]:
         stops = " and ".join(map(_literal, served.stop))
         yield f"- an answer also ends at {stops} (transformers needs `tokenizer=` for that; others leave the text out)"
     yield f"- sampling as in training: temperature {served.temperature:g}, no top-p, no top-k; temperature 0 is greedy"
-    yield (
-        f"- answers were cut at {served.max_new_tokens:,} tokens; `transformers serve` allows at least 1,024 where a request "
-        "does not set `max_tokens`"
-    )
+    cut = f"- answers were cut at {served.max_new_tokens:,} tokens"
+    yield f"{cut}; `transformers serve` allows at least 1,024 where a request does not set `max_tokens`"
 
 
 def _evaluation(evaluation: Row | None) -> Iterator[str]:
@@ -113,28 +109,10 @@ def _evaluation(evaluation: Row | None) -> Iterator[str]:
     yield "\n" + EVALUATED.format(_code(evaluation["correct_by"]))
 
 
-def _rewards(rewards: Row) -> Iterator[str]:
-    yield from (f"- {_code(entry['name'])} × {entry['weight']:g}" for entry in rewards["rewards"])
-    yield f"\nSHA-256 of their source: `{rewards['source_sha256']}`"
-
-
-def _settings(about: Row) -> Iterator[str]:
-    settings, versions = {**about["requested"], **(about.get("effective") or {})}, about.get("versions", {})
-    yield ", ".join(f"`{name}={settings[name]}`" for name in SETTINGS if name in settings)
-    yield "\nVersions: " + ", ".join(f"{name} {versions[name]}" for name in PACKAGES if versions.get(name)) + "."
-
-
-def _proof(proof: Row) -> Iterator[str]:
-    yield from _table(merge_proof.proof_table(proof))
-    yield ""
-    yield from (f"- {text}" for text in merge_proof.proof_warnings(proof))
-
-
-def _limits(about: Row, evaluation: Row | None) -> Iterator[str]:
+def _limits(about: Row, evaluation: Row) -> Iterator[str]:
     yield "- Measured on held-out problems of this one task: nothing is known about others, other languages, or safety."
     if "starter-policy" in str(about["model"]["shown"]):
         yield "- The base is a rehearsal model of 2 million parameters that knows only its word problems: no language model."
-    evaluation = evaluation or {}
     trained_with = about["rewards"]["source_sha256"]
     if (judged_by := evaluation.get("judged_by", trained_with)) != trained_with:
         yield f"- The rewards changed after the training: the answers were judged by those of SHA-256 `{judged_by}`."

@@ -1,7 +1,5 @@
 """A model's folder: built beside its place and moved there when complete, its files and their hashes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -13,7 +11,6 @@ from lab.files import Row, relative, unused, write_json
 from lab.train.process import is_running, this_process
 
 OWNER = "owner.json"  # in a staging folder: the process that is building
-REQUIRED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 class ExportError(RuntimeError):
@@ -21,17 +18,12 @@ class ExportError(RuntimeError):
 
 
 class StagingFolder:
-    """Holds the folders that an export builds, one of which is published.
+    """Holds the folders that an export builds, one of which is published to `place`.
 
     Until `publish` an error, a kill or a full disk leaves the earlier export as it was. The next export removes what
     an interrupted one left, and finishes a `publish` that was killed between its two renames.
-
-    Args:
-        place: where the finished folder will be.
-        replace: delete the earlier folder once the new one is in place; otherwise keep it under its date.
-        needed: bytes that the export takes at its largest.
-
-    Raises ExportError where the disk has less free, or another process is exporting to this place.
+    With `replace` the earlier folder is deleted once the new one is in place; otherwise it is kept under its date.
+    Raises ExportError where the disk has less than `needed` bytes free, or another process is exporting to this place.
     """
 
     def __init__(self, place: Path, replace: bool = False, needed: int = 0) -> None:
@@ -72,10 +64,7 @@ class StagingFolder:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def publish(self, name: str) -> Path | None:
-        """Moves one folder into place and deletes the others; returns where the earlier export is kept, if it is.
-
-        An earlier export of the very same weights is never kept: a notebook run again would fill the disk with copies.
-        """
+        """Moves one folder into place and deletes the others; returns where the earlier export is kept, if it is."""
         for path in (self.folder / name).rglob("*"):
             if path.is_file():
                 path.chmod(0o644)  # safetensors writes files that only their owner can read
@@ -99,7 +88,7 @@ class StagingFolder:
         except OSError:
             kept.rename(self.place)  # as it was
             raise
-        if self.replace or before == now != []:
+        if self.replace or before == now != []:  # a notebook run again would fill the disk with copies
             shutil.rmtree(kept)
             return None
         return kept
@@ -120,19 +109,17 @@ def read_json_or_empty(path: Path) -> Row:
 
 def list_files(folder: Path) -> list[Row]:
     """Each file with its size in bytes and its SHA-256."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = filter(Path.is_file, sorted(folder.rglob("*")))
     return [{"file": str(p.relative_to(folder)), "bytes": p.stat().st_size, "sha256": sha256(p)} for p in files]
 
 
 def missing_files(folder: Path) -> list[str]:
     """The files that a loader, a server or a converter will look for and not find."""
-    missing = [name for name in REQUIRED if not (folder / name).is_file()]
-    if not list(folder.glob("model*.safetensors")):
-        missing.append("model.safetensors")
-    shards = read_json_or_empty(folder / "model.safetensors.index.json").get("weight_map", {}).values()
-    missing += sorted(shard for shard in set(shards) if not (folder / shard).is_file())
-    in_config = "chat_template" in read_json_or_empty(folder / "tokenizer_config.json")
-    return missing + ([] if in_config or (folder / "chat_template.jinja").is_file() else ["chat_template.jinja"])
+    wanted = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+    wanted += ["model.safetensors"] * (not any(folder.glob("model*.safetensors")))
+    wanted += sorted({*read_json_or_empty(folder / "model.safetensors.index.json").get("weight_map", {}).values()})
+    wanted += ["chat_template.jinja"] * ("chat_template" not in read_json_or_empty(folder / "tokenizer_config.json"))
+    return [name for name in wanted if not (folder / name).is_file()]
 
 
 def model_identity(model: Path | str) -> str:

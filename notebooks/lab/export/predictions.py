@@ -1,7 +1,5 @@
 """What the trained and the merged model predict and answer: how far apart they are, and which merge is nearest."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from lab.export.model_folder import ExportError
 from lab.export.serving_prompt import ServedPrompt, rendered_prefill
@@ -47,14 +46,9 @@ def proof_sample(tokenizer: Any, chats: Sequence[Messages], replies: Sequence[st
 def prediction_distance(model: Any, other: Any, sample: ProofSample) -> dict[str, float]:
     """How far `other` predicts from `model` over the replies, position by position.
 
-    Returns:
-        logit_max, logit_mean: largest and mean difference of a token's logit.
-        kl, kl_max: KL(model ‖ other) of the next token in nats, mean and largest.
-        same_top: share of positions where both put the same token first.
-        positions: how many there were.
+    Returns logit_max and logit_mean (differences of a token's logit), kl and kl_max (KL(model ‖ other) of a token in
+    nats, mean and largest), same_top (share of positions where both put the same token first), and positions.
     """
-    import torch
-
     rows = []  # of each position: the mean and largest difference of logits, KL, same token first
     for prompt, reply in sample:
         ids, start = torch.tensor([[*prompt, *reply]], device=model.device), len(prompt) - 1
@@ -90,15 +84,13 @@ def distance_table(distances: Mapping[str, Mapping[str, float]]) -> pd.DataFrame
 
 
 def choose_merge(distances: Mapping[str, Mapping[str, float]], merge_into: str = "auto") -> tuple[str, str]:
-    """The merge to export, and why: the nearest to the trained model, or the one that a person chose by name.
-
-    Raises ExportError for one that was not made.
-    """
+    """The merge to export, and why: the nearest to the trained model, or the one chosen by name. Raises ExportError."""
     kl = {name: distance["kl"] for name, distance in distances.items()}
     if merge_into not in ("auto", *kl):
         raise ExportError(f'MERGE_INTO is {merge_into!r}; there are: {", ".join(map(repr, kl))}, and "auto".')
-    nearest = min(kl, key=lambda name: (math.isnan(kl[name]), kl[name]))
-    best, how = (nearest, "") if merge_into == "auto" else (merge_into, ", chosen by hand")
+    best, how = merge_into, ", chosen by hand"
+    if merge_into == "auto":
+        best, how = min(kl, key=lambda name: (math.isnan(kl[name]), kl[name])), ""
     others = [f", those of the merge into the {name} {kl[name]:.2g}" for name in kl if name != best]
     distance = f"its predictions lie {kl[best]:.2g} nats a token from the trained model's (mean KL)"
     return best, f"merged into the {best}{how}: {distance}{''.join(others)}."
@@ -107,16 +99,10 @@ def choose_merge(distances: Mapping[str, Mapping[str, float]], merge_into: str =
 def greedy_answers(
     model: Any, tokenizer: Any, chats: Sequence[Messages], served: ServedPrompt, ends: set[int] | None = None
 ) -> list[str]:
-    """What a server of the model must answer to held-out prompts: the prefill and a greedy continuation.
-
-    Decoded as in training, whatever the model's generation config says; `ends`: the tokens that end a turn there.
-    """
-    import torch
-
+    """What a server must answer, decoded as in training: prefill and greedy continuation. `ends`: of a turn."""
     ends, prefill = ends or end_tokens(model, tokenizer), rendered_prefill(tokenizer, served.prefill)
     options = {"do_sample": False, "max_new_tokens": served.max_new_tokens}
-    if served.stop:
-        options |= {"stop_strings": list(served.stop), "tokenizer": tokenizer}
+    options |= {"stop_strings": list(served.stop), "tokenizer": tokenizer} if served.stop else {}
     answers = []
     for chat in chats:
         inputs = torch.tensor([prompt_ids(tokenizer, chat)], device=model.device)

@@ -1,7 +1,5 @@
 """An exported model behind `transformers serve` on this machine, asked through the `openai` client."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -23,15 +21,13 @@ PATIENCE = 180  # seconds until a server must answer: it imports torch and loads
 @contextmanager
 def server(folder: Path, patience: float = PATIENCE) -> Iterator[str]:
     """The base URL of `transformers serve` for the folder, until the block ends. Raises ExportError if it does not start."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     program = "from transformers.cli.transformers import main; main()"  # with this environment's Python
     command = [sys.executable, "-c", program, "serve", str(folder), "--host", "127.0.0.1", "--port", str(port)]
     how = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "start_new_session": True}
-    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-        process = subprocess.Popen(command, stdout=log, env=offline, **how)
+        process = subprocess.Popen(command, stdout=log, env={**os.environ, "HF_HUB_OFFLINE": "1"}, **how)
         try:
             until = time.monotonic() + patience
             while not _is_healthy(port):

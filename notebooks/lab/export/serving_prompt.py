@@ -4,8 +4,6 @@ System prompt, worked examples and prefill go into the folder's chat template, s
 config. Then the question alone, asked of any server, gives the very token ids of the training.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -21,21 +19,13 @@ from lab.model.sampling import end_tokens
 
 @dataclass(frozen=True)
 class ServedPrompt:
-    """What the policy was given beside the question, and how it was sampled.
+    """What the policy was given beside the question, and how it was sampled."""
 
-    Attributes:
-        preamble: the messages before every question: the system prompt, worked examples.
-        prefill: the beginning of the answer that the policy was given.
-        stop: texts that end an answer, beside the end of turn.
-        temperature: of sampling; a request may set it to 0 for greedy answers.
-        max_new_tokens: the longest answer.
-    """
-
-    preamble: Messages
-    prefill: str = ""
-    stop: Sequence[str] = ()
-    temperature: float = 1.0
-    max_new_tokens: int = 128
+    preamble: Messages  # before every question: the system prompt, worked examples
+    prefill: str = ""  # the beginning of the answer that the policy was given
+    stop: Sequence[str] = ()  # texts that end an answer, beside the end of turn
+    temperature: float = 1.0  # of sampling; a request may set it to 0 for greedy answers
+    max_new_tokens: int = 128  # the longest answer
 
     def question(self, chat: Messages) -> Messages:
         """A training chat without preamble and prefill. Raises ExportError where it does not begin with the preamble."""
@@ -45,20 +35,17 @@ class ServedPrompt:
             rest = turns[len(messages) :]
             if turns[: len(messages)] == messages and rest and rest[0]["content"].startswith(head):
                 return [{**rest[0], "content": rest[0]["content"].removeprefix(head)}, *rest[1:]]
-        raise ExportError(
-            "The held-out prompts do not begin with the run's system prompt and examples, which travel in the chat template: "
-            "run notebook 01_prepare_data again as before the training."
-        )
+        what = "The held-out prompts do not begin with the run's system prompt and examples, which the template brings"
+        raise ExportError(f"{what}: run notebook 01_prepare_data again as before the training.")
 
 
 def served_prompt(about: Mapping[str, Any], stop: Sequence[str] | str | None = None) -> ServedPrompt:
     """The prompt and sampling of the run in `run/run.json`; `stop` replaces the training's texts that end an answer."""
-    requested = about["requested"]
+    requested, preamble, prefill = about["requested"], about["data"]["preamble"], about["model"].get("prefill", "")
     if stop is None:  # as transformers or as vLLM names it
         options = requested.get("generation_kwargs") or {}
         stop = options.get("stop_strings") or options.get("stop") or ()
     stops = tuple(text for text in ([stop] if isinstance(stop, str) else stop) if text)
-    preamble, prefill = about["data"]["preamble"], about["model"].get("prefill", "")
     return ServedPrompt(preamble, prefill, stops, requested["temperature"], requested["max_completion_length"])
 
 
@@ -77,16 +64,14 @@ def save_served_prompt(folder: Path, model: Any, tokenizer: Any, served: ServedP
 
 def chat_template(tokenizer: Any, served: ServedPrompt) -> str:
     """The tokenizer's template, with the preamble before chats without a system message, and the prefill at the end."""
-    # Jinja drops one newline at the end of a template, but not inside.
-    plain = re.sub(r"(\r\n|\r|\n)\Z", "", tokenizer.get_chat_template())
+    plain = re.sub(r"(\r\n|\r|\n)\Z", "", tokenizer.get_chat_template())  # Jinja drops it at the end, but not inside
     text = rendered_prefill(tokenizer, served.prefill)
-    prefill = f"{{{{ {_literal(text)} if add_generation_prompt else '' }}}}" if text else ""
+    plain += f"{{{{ {_literal(text)} if add_generation_prompt else '' }}}}" if text else ""
     if not served.preamble:
-        return plain + prefill
-    if supports_system_role(tokenizer):
-        return _put_before(served.preamble) + plain + prefill
+        return plain
     *before, last = fold_system([*served.preamble, {"role": "user", "content": ""}])
-    return (_put_before(before) if before else _put_into_first(last["content"])) + plain + prefill
+    before = served.preamble if supports_system_role(tokenizer) else before
+    return (_put_before(before) if before else _put_into_first(last["content"])) + plain
 
 
 def rendered_prefill(tokenizer: Any, prefill: str) -> str:
@@ -96,20 +81,16 @@ def rendered_prefill(tokenizer: Any, prefill: str) -> str:
     chat = [{"role": "user", "content": "question"}]
     before, whole = render(tokenizer, chat), render(tokenizer, [*chat, {"role": "assistant", "content": prefill}])
     if not whole.startswith(before):
-        raise ExportError(
-            "This chat template begins a prefilled answer differently from a new one, so the prefill cannot travel in it: "
-            "train without a prefill, or put it into every request."
-        )
+        what = "This chat template begins a prefilled answer otherwise than a new one, so it cannot travel with it"
+        raise ExportError(f"{what}: train without a prefill, or put it into every request.")
     return whole.removeprefix(before)
 
 
 def _put_before(messages: Messages) -> str:
     """Jinja that puts messages before a chat, unless it has a system message or these messages already."""
     ours = _literal(messages)
-    return (
-        f"{{%- if messages and messages[0]['role'] != 'system' and messages[:{len(messages)}] != {ours} -%}}"
-        f"{{%- set messages = {ours} + messages -%}}{{%- endif %}}\n"
-    )
+    test = f"messages and messages[0]['role'] != 'system' and messages[:{len(messages)}] != {ours}"
+    return f"{{%- if {test} -%}}{{%- set messages = {ours} + messages -%}}{{%- endif %}}\n"
 
 
 def _put_into_first(head: str) -> str:
@@ -135,17 +116,14 @@ def response_template(tokenizer: Any, served: ServedPrompt) -> dict[str, Any]:
     and the served content is not the text that was evaluated.
     """
     prefill = re.escape(rendered_prefill(tokenizer, served.prefill))
+    # An answer begins with the prefill at the prompt's end, or else right after the prompt.
+    start = rf"(?={prefill}\Z)|(?<!{prefill})\Z" if prefill else r"\Z"
     added = (token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
-    special = {*tokenizer.all_special_tokens, *added}
-    any_special = "|".join(re.escape(token) for token in sorted(special, key=lambda token: (-len(token), token)))
-    content = {"close_pattern": f"(?:{any_special})", "content": "text", "content_args": {"strip": False}}
-    content |= {"repeats": True, "join": ""}  # the texts between special tokens are joined
-    return {
-        "defaults": {"role": "assistant", "content": ""},
-        # An answer begins with the prefill at the prompt's end, or else right after the prompt.
-        "start_anchor_pattern": rf"(?={prefill}\Z)|(?<!{prefill})\Z" if prefill else r"\Z",
-        "fields": {"content": content},
-    }
+    special = sorted({*tokenizer.all_special_tokens, *added}, key=lambda token: (-len(token), token))
+    content = {"close_pattern": f"(?:{'|'.join(map(re.escape, special))})", "content": "text"}
+    content |= {"content_args": {"strip": False}, "repeats": True, "join": ""}  # joins the texts between special tokens
+    defaults = {"role": "assistant", "content": ""}
+    return {"defaults": defaults, "start_anchor_pattern": start, "fields": {"content": content}}
 
 
 def generation_config(model: Any, tokenizer: Any, served: ServedPrompt) -> dict[str, Any]:
@@ -155,12 +133,7 @@ def generation_config(model: Any, tokenizer: Any, served: ServedPrompt) -> dict[
     `transformers serve` ignores a request's temperature where it is false; temperature 0 is still greedy.
     """
     ends = sorted(end_tokens(model, tokenizer))
-    stops = {"stop_strings": list(served.stop)} if served.stop else {}
-    return {
-        **{"do_sample": True, "temperature": served.temperature, "top_p": 1.0, "top_k": 0},
-        "repetition_penalty": 1.0,
-        "max_new_tokens": served.max_new_tokens,
-        "eos_token_id": ends if len(ends) > 1 else next(iter(ends), None),
-        "pad_token_id": tokenizer.pad_token_id,
-        **stops,
-    }
+    config = {"do_sample": True, "temperature": served.temperature, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
+    config |= {"max_new_tokens": served.max_new_tokens, "pad_token_id": tokenizer.pad_token_id}
+    config["eos_token_id"] = ends if len(ends) > 1 else next(iter(ends), None)
+    return config | ({"stop_strings": list(served.stop)} if served.stop else {})

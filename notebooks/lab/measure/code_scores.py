@@ -1,7 +1,5 @@
 """Sampled code in the sandbox: verdicts on groups, and pass@k before and after."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,13 +15,10 @@ from sandbox import Sandbox, Verdict
 
 
 def judge_groups(rows: Sequence[Row], groups: Sequence[Sequence[Sampled]], sandbox: Sandbox) -> pd.DataFrame:
-    """The verdicts on sampled groups, one line a completion.
+    """The verdicts on sampled groups, one line a completion: problem (its position), sample, completion, tokens, status
+    (`no code` where there is none to run), graded (share of assertions), passed (1.0 or 0.0), why.
 
-    Columns: problem (its position), sample, completion, tokens, status (`no code` where there is none to
-    run), graded (share of assertions), passed (1.0 or 0.0), why.
-
-    Raises:
-        RuntimeError: where a completion could not be judged; a 0 in its place would be a lie.
+    Raises RuntimeError where a completion could not be judged; a 0 in its place would be a lie.
     """
     lines, jobs = [], []
     for i, (row, group) in enumerate(zip(rows, groups, strict=True)):
@@ -35,12 +30,10 @@ def judge_groups(rows: Sequence[Row], groups: Sequence[Sequence[Sampled]], sandb
     for line, job in zip(lines, jobs):
         verdict = Verdict("no code", 0, 1, "there is no code in it", 0.0) if job is None else next(verdicts)
         if verdict.status in ("error", "unsupported"):
-            raise RuntimeError(
-                f"a completion of {job['entry_point']} could not be judged ({verdict.status}: {verdict.why}). "
-                "Leave the problem out (`keep_solvable` finds such), or mend its test."
-            )
-        passed = float(verdict.status == "pass")
-        line |= {"status": verdict.status, "graded": verdict.score, "passed": passed, "why": verdict.why}
+            what = f"a completion of {job['entry_point']} could not be judged ({verdict.status}: {verdict.why})"
+            raise RuntimeError(f"{what}. Leave the problem out (`keep_solvable` finds such), or mend its test.")
+        line |= {"status": verdict.status, "graded": verdict.score, "passed": float(verdict.status == "pass")}
+        line["why"] = verdict.why
     return pd.DataFrame(lines)
 
 
@@ -54,7 +47,7 @@ def compare_pass_at_k(before: pd.DataFrame, after: pd.DataFrame, seed: int = 0) 
     right = {name: score_matrix(table, "passed").sum(axis=1) for name, table in (("before", before), ("after", after))}
     samples = int(before["sample"].max()) + 1
     record: dict[str, Any] = {"n": len(right["before"]), "samples": samples, "pass": {}}
-    for k in (2**i for i in range(samples.bit_length()) if 2**i <= samples):
+    for k in (2**i for i in range(samples.bit_length())):
         each = {name: [pass_at_k(samples, int(c), k) for c in counts] for name, counts in right.items()}
         record["pass"][str(k)] = {name: bootstrap_mean(values, seed) for name, values in each.items()}
         record["pass"][str(k)]["difference"] = paired_difference(each["before"], each["after"], seed)
@@ -66,10 +59,7 @@ def pass_at_k_table(record: dict[str, Any]) -> pd.DataFrame:
     lines = {}
     for k, measured in record["pass"].items():
         middle, low, high = (100 * measured["difference"][name] for name in ("estimate", "low", "high"))
-        lines[f"pass@{k}"] = {
-            **{name: f"{100 * measured[name]['estimate']:.1f} %" for name in ("before", "after")},
-            "difference": f"{middle:+.1f} points",
-            "95 % interval": f"{low:+.1f} to {high:+.1f}",
-            "n": record["n"],
-        }
+        cells = {name: f"{100 * measured[name]['estimate']:.1f} %" for name in ("before", "after")}
+        cells |= {"difference": f"{middle:+.1f} points", "95 % interval": f"{low:+.1f} to {high:+.1f}"}
+        lines[f"pass@{k}"] = cells | {"n": record["n"]}
     return pd.DataFrame(lines).T

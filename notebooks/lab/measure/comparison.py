@@ -1,7 +1,5 @@
 """Two or three models on the same held-out prompts: shares, paired differences, by column, and what changed."""
 
-from __future__ import annotations
-
 import math
 import numbers
 from collections.abc import Sequence
@@ -12,71 +10,52 @@ import numpy as np
 import pandas as pd
 
 from lab.data.overlap import Overlap
+from lab.files import Row
 from lab.measure import estimates
 from lab.measure.evaluate import GREEDY, PLACE, SAMPLED, AnswerSettings
-from lab.measure.grading import reward_columns
-from lab.measure.verdicts import comparison_sentences, interval_text, is_share, signed_points, verdict_by_measure
+from lab.measure.verdicts import comparison_sentences, interval_text, is_share, signed_points, verdict_of
 
+BASE, MERGED = "base", "merged"  # the models that the verdict compares
 USUAL_COLUMNS = ("template", "level", "category", "subject")  # compared by where BY is None
 QUARTILES_FROM = 9  # different numbers; fewer are lines of their own
 MOST_VALUES, COMMONEST = 24, 20  # different texts that have lines of their own; of more, only the commonest
-
+Tables = dict[str, pd.DataFrame]  # by model, as `grade_answers` makes them, of the same rows: "base", "merged" …
 Measures = dict[str, dict[str, np.ndarray]]  # by decoding and measure: a value a problem
 
 
 def compare_models(
-    tables: dict[str, pd.DataFrame],
-    settings: AnswerSettings,
-    *,
-    seed: int = 0,
-    baseline: str = "base",
-    other: str = "merged",
-    overlap: Overlap | None = None,
-    by: Sequence[str] = (),
-) -> dict[str, Any]:
-    """The content of `evaluation.json`: each model, the paired differences, and what they show.
+    tables: Tables, settings: AnswerSettings, *, seed: int = 0, overlap: Overlap | None = None, by: Sequence[str] = ()
+) -> Row:
+    """The content of `evaluation.json`: each model, the paired differences, and what they show of merged against base.
 
     A problem of which a deciding reward cannot say whether an answer is right is left out, for all models, and counted.
-
-    Args:
-        tables: by model, as `grade_answers` makes them, of the same rows.
-        other: the model that the verdict is on, against the baseline.
-        overlap: the rows' overlap with the training questions; then its kinds are compared too.
-        by: columns by whose values the greedy answers are compared, such as "data/template" (`columns_to_compare`).
-
-    Raises:
-        ValueError: for other questions or another order, a missing model, or nothing that can be compared.
+    Greedy answers are compared by the values of the columns `by`, and by their `overlap` with the training questions.
+    Raises ValueError for other questions or another order, a missing model, or nothing that can be compared.
     """
-    check_comparable(tables, baseline, other)
+    check_comparable(tables)
     tables = {name: table.sort_values(PLACE) for name, table in tables.items()}
     unknown = set().union(*(table.loc[table["correct"].isna(), "row"] for table in tables.values()))
     tables = {name: table[~table["row"].isin(unknown)] for name, table in tables.items()}
-    n = tables[baseline]["row"].nunique()
-    if not n:
-        raise ValueError(
-            "no answer could be scored: the deciding rewards say None to each, so look at the gold answers"
-        )
-    first = tables[baseline][tables[baseline]["decoding"] == GREEDY]
+    first = tables[BASE][tables[BASE]["decoding"] == GREEDY]
+    if first.empty:
+        raise ValueError("no answer could be scored: the deciding rewards say None to each; look at the gold answers")
     measures = {name: measures_by_problem(table) for name, table in tables.items()}
-    rest = [name for name in tables if name not in (baseline, other)]
-    pairs = [(other, baseline), *((name, baseline) for name in rest), *((other, name) for name in rest)]
-    record = {
-        "n": n,
-        "left_out": len(unknown),
-        "models": list(tables),
-        "baseline": baseline,
-        "other": other,
-        "settings": {**asdict(settings), "stop": list(settings.stop)},
-        "correct_by": str(first["correct_by"].iloc[0]),
-        **{kind: {m: model_record(measures[m], tables[m], kind, seed) for m in tables} for kind in (GREEDY, SAMPLED)},
-        "difference": {},
-    }
+    rest = [name for name in tables if name not in (BASE, MERGED)]
+    pairs = [(MERGED, BASE), *((name, BASE) for name in rest), *((MERGED, name) for name in rest)]
+    record: Row = {"n": len(first), "left_out": len(unknown), "models": list(tables), "baseline": BASE, "other": MERGED}
+    record["settings"] = asdict(settings) | {"stop": list(settings.stop)}
+    record["correct_by"] = str(first["correct_by"].iloc[0])
+    for kind in (GREEDY, SAMPLED):
+        record[kind] = {m: model_record(measures[m], tables[m], kind, seed) for m in tables}
+    record["difference"] = {}
     for model, against in pairs:
-        name = model if against == baseline else f"{model} against {against}"
+        name = model if against == BASE else f"{model} against {against}"
         record["difference"][name] = paired_differences(measures[against], measures[model], seed)
-    record["verdict"] = verdict_by_measure(record)
+    change = record["difference"][MERGED]
+    headline = {"correct": change[GREEDY]["correct"], "pass@1": change[SAMPLED].get("pass@1")}
+    record["verdict"] = {name: verdict_of(one) for name, one in headline.items() if one}
     record["said"] = " ".join(comparison_sentences(record))
-    before, after = (measures[m][GREEDY]["correct"] for m in (baseline, other))
+    before, after = (measures[m][GREEDY]["correct"] for m in (BASE, MERGED))
     record["by"] = {column: compare_by_value(first[column], before, after, seed) for column in by}
     record["overlap"] = None
     if overlap is not None:
@@ -84,63 +63,48 @@ def compare_models(
         record["by"]["overlap"] = compare_by_value(kinds, before, after, seed)
         record["overlap"] = {"counts": overlap.counts, "said": overlap.sentence}
         if same := overlap.counts.get("identical", 0):
-            record["said"] += (
-                f" {same} of the problems are in the training set word for word: see the lines by overlap."
-            )
+            words = "of the problems are in the training set word for word: see the lines by overlap."
+            record["said"] += f" {same} {words}"
     record["seconds"] = {f"answer_{m}": round(float(table["seconds"].sum()), 1) for m, table in tables.items()}
     return record
 
 
-def check_comparable(tables: dict[str, pd.DataFrame], baseline: str, other: str) -> None:
+def check_comparable(tables: Tables) -> None:
     """Raises ValueError unless these models have answers to the same questions, graded alike."""
-    missing = [name for name in (baseline, other) if name not in tables]
-    if missing:
+    if missing := [name for name in (BASE, MERGED) if name not in tables]:
         there = ", ".join(tables) or "no model"
         raise ValueError(f"there are no answers of {missing[0]!r}, only of {there}: let that model answer too")
-    first = tables[baseline].sort_values(PLACE)
+    first = tables[BASE].sort_values(PLACE)
     if first.empty:
         raise ValueError("there are no answers to compare: evaluate at least one held-out problem")
     for name, table in tables.items():
         table = table.sort_values(PLACE)
         for column in (*PLACE, "prompt", "question", "gold"):
             if list(table[column]) != list(first[column]):
-                raise ValueError(
-                    f"all models must answer the same questions in the same order, and {column} of {name!r} is not that of "
-                    f"{baseline!r}: let both answer again, with the same rows and settings"
-                )
+                differs = f"{column} of {name!r} is not that of {BASE!r}"
+                raise ValueError(f"{differs}: let both answer again, the same questions in the same order")
         if set(table["correct_by"]) != set(first["correct_by"]):
-            raise ValueError(
-                f"{name!r} and {baseline!r} were judged by different rewards: grade both with the same ones"
-            )
+            raise ValueError(f"{name!r} and {BASE!r} were judged by different rewards: grade both with the same ones")
 
 
 def measures_by_problem(table: pd.DataFrame) -> Measures:
     """Each measure's mean over the answers to a problem (NaN where a reward says None to all), pass@k and maj@k."""
     measures: Measures = {GREEDY: {}, SAMPLED: {}}
-    names = ["format", "correct", "right_anyhow", "finished", "tokens", *reward_columns(table)]
+    names = ["format", "correct", "right_anyhow", "finished", "tokens"]
+    names += [name for name in table if name.startswith("reward/")]
     for decoding, part in table.groupby("decoding"):
-        means = part.groupby("row")[names].mean()
+        groups, means = [group for _, group in part.groupby("row")], part.groupby("row")[names].mean()
         values = {name: means[name].to_numpy(dtype=float) for name in names}
         if decoding == SAMPLED:
             del values["correct"]  # it is pass@1
-            values = measures_at_k(part) | values
+            n, right = len(groups[0]), [int(group["correct"].sum()) for group in groups]
+            voted = [estimates.votes(list(group["extracted"]), list(group["correct"])) for group in groups]
+            at_k = {f"pass@{k}": [estimates.pass_at_k(n, c, k) for c in right] for k in estimates.sample_sizes(n)}
+            for k in estimates.sample_sizes(n)[2:]:  # a majority needs three or more
+                at_k[f"maj@{k}"] = [estimates.majority_at_k(*one, k) for one in voted]
+            values = {name: np.array(shares) for name, shares in at_k.items()} | values
         measures[decoding] = values
     return measures
-
-
-def measures_at_k(sampled: pd.DataFrame) -> dict[str, np.ndarray]:
-    """pass@k and maj@k of each problem, from its sampled answers."""
-    groups = [group for _, group in sampled.groupby("row")]
-    n = len(groups[0])
-    right = [int(group["correct"].sum()) for group in groups]
-    voted = [estimates.votes(list(group["extracted"]), list(group["correct"])) for group in groups]
-    passed = {f"pass@{k}": np.array([estimates.pass_at_k(n, c, k) for c in right]) for k in estimates.sample_sizes(n)}
-    agreed = {
-        f"maj@{k}": np.array([estimates.majority_at_k(*one, k) for one in voted])
-        for k in estimates.sample_sizes(n)
-        if k >= 3
-    }
-    return passed | agreed
 
 
 def estimate(name: str, values: np.ndarray, seed: int, lowest: float = 0.0) -> dict[str, float] | None:
@@ -150,31 +114,24 @@ def estimate(name: str, values: np.ndarray, seed: int, lowest: float = 0.0) -> d
         return None
     if is_share(name):
         return estimates.share_interval(values, lowest, 1, seed)
-    if len(values) < 2:
-        return {"estimate": float(values.mean()), "low": math.nan, "high": math.nan}  # one value has no spread
-    return estimates.bootstrap_mean(values, seed)
+    found = estimates.bootstrap_mean(values, seed)
+    return found if len(values) > 1 else found | {"low": math.nan, "high": math.nan}  # one value has no spread
 
 
-def model_record(measures: Measures, table: pd.DataFrame, decoding: str, seed: int) -> dict[str, Any]:
+def model_record(measures: Measures, table: pd.DataFrame, decoding: str, seed: int) -> Row:
     """One model's measures with their intervals, and how fast it was; empty where it was not asked so."""
     part = table[table["decoding"] == decoding]
     if part.empty:
         return {}
+    found = {name: estimate(name, values, seed) for name, values in measures[decoding].items()}
     seconds, tokens = float(part["seconds"].sum()), int(part["tokens"].sum())
-    return {
-        **{name: estimate(name, values, seed) for name, values in measures[decoding].items()},
-        "completions": len(part),
-        "seconds": round(seconds, 2),
-        "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
-    }
+    speed = round(tokens / max(seconds, 1e-9), 1)
+    return {**found, "completions": len(part), "seconds": round(seconds, 2), "tokens_per_second": speed}
 
 
-def paired_differences(before: Measures, after: Measures, seed: int) -> dict[str, dict[str, Any]]:
-    """By decoding and measure: the paired difference with its interval, and for shares a p-value.
-
-    For greedy answers it is McNemar's, with how many problems were gained and lost; for samples, by sign flips.
-    """
-    differences: dict[str, dict[str, Any]] = {GREEDY: {}, SAMPLED: {}}
+def paired_differences(before: Measures, after: Measures, seed: int) -> dict[str, Row]:
+    """By decoding and measure: the paired difference with its interval, and for shares a p-value (McNemar, sign flips)."""
+    differences: dict[str, Row] = {GREEDY: {}, SAMPLED: {}}
     for decoding, record in differences.items():
         for name in before[decoding]:
             change = after[decoding][name] - before[decoding][name]
@@ -191,13 +148,10 @@ def paired_differences(before: Measures, after: Measures, seed: int) -> dict[str
 
 
 def columns_to_compare(asked: Sequence[str] | None, columns: Sequence[str]) -> list[str]:
-    """The data set's columns to compare by, as the answers call them: those asked for, or the usual ones that are there.
+    """The columns to compare by, as the answers call them: those asked for, or the usual ones. Raises ValueError.
 
     >>> columns_to_compare(None, ["answer", "template"]), columns_to_compare([], ["template"])
     (['data/template'], [])
-
-    Raises:
-        ValueError: for a column that the data set does not have.
     """
     missing = [name for name in asked or () if name not in columns]
     if missing:
@@ -205,15 +159,14 @@ def columns_to_compare(asked: Sequence[str] | None, columns: Sequence[str]) -> l
     return [f"data/{name}" for name in (USUAL_COLUMNS if asked is None else asked) if name in columns]
 
 
-def compare_by_value(values: Sequence[Any], before: np.ndarray, after: np.ndarray, seed: int) -> list[dict[str, Any]]:
+def compare_by_value(values: Sequence[Any], before: np.ndarray, after: np.ndarray, seed: int) -> list[Row]:
     """A line for each value of a column: its problems, both models' share right, the difference; the worst first."""
     lines, labels = [], np.array(value_labels(values), dtype=object)
     for label in dict.fromkeys(labels):
-        change = (after - before)[labels == label]
-        line = {"value": label, "n": len(change)}
-        line |= {"base": float(before[labels == label].mean()), "merged": float(after[labels == label].mean())}
-        line |= estimates.share_interval(change, -1, 1, seed)
-        lines.append(line | {"gained": int((change > 0).sum()), "lost": int((change < 0).sum())})
+        old, new = before[labels == label], after[labels == label]
+        line = {"value": label, "n": len(old), "base": float(old.mean()), "merged": float(new.mean())}
+        line |= estimates.share_interval(new - old, -1, 1, seed)
+        lines.append(line | {"gained": int((new > old).sum()), "lost": int((new < old).sum())})
     return sorted(lines, key=lambda line: (line["estimate"], -line["n"], line["value"]))
 
 
@@ -231,10 +184,10 @@ def value_labels(values: Sequence[Any]) -> list[str]:
         part = np.searchsorted(np.quantile(figures, [0.25, 0.5, 0.75]), figures, side="left")
         lows, highs = (figures.groupby(part).transform(end) for end in ("min", "max"))
         series[there.index] = [label(a) + (f" to {label(b)}" if a < b else "") for a, b in zip(lows, highs)]
-    texts = ["none" if missing else label(value) for value, missing in zip(series, series.isna())]
-    counts = pd.Series(texts).value_counts()
-    kept = set(counts.index if len(counts) <= MOST_VALUES else counts.index[:COMMONEST])
-    return [text if text in kept else "others" for text in texts]
+    texts = pd.Series(["none" if missing else label(value) for value, missing in zip(series, series.isna())])
+    counts = texts.value_counts()
+    kept = counts.index if len(counts) <= MOST_VALUES else counts.index[:COMMONEST]
+    return texts.where(texts.isin(kept), "others").tolist()
 
 
 def label(value: Any) -> str:
@@ -244,54 +197,38 @@ def label(value: Any) -> str:
     return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.6g}"
 
 
-def by_value_table(record: dict[str, Any], column: str) -> pd.DataFrame:
-    """The lines by a column's values as a person reads them, the worst first.
-
-    Raises:
-        ValueError: for a column that was not asked for.
-    """
+def by_value_table(record: Row, column: str) -> pd.DataFrame:
+    """The lines by a column's values as a person reads them. Raises ValueError for a column that was not asked for."""
     if column not in record["by"]:
         raise ValueError(f"there are no lines by {column!r}; there are: {', '.join(record['by']) or 'none'}")
-    lines = [
-        {
-            column.removeprefix("data/"): one["value"],
-            "n": one["n"],
-            **{name: f"{100 * one[name]:.1f} %" for name in ("base", "merged")},
-            "difference": f"{signed_points(one['estimate'])} points",
-            "95 % interval": interval_text(one),
-            "gained": one["gained"],
-            "lost": one["lost"],
-        }
-        for one in record["by"][column]
-    ]
-    return pd.DataFrame(lines)
+    table = pd.DataFrame(record["by"][column])
+    table[["base", "merged"]] = table[["base", "merged"]].map(lambda share: f"{100 * share:.1f} %")
+    table["difference"] = [f"{signed_points(one)} points" for one in table["estimate"]]
+    table["95 % interval"] = [interval_text(one) for one in record["by"][column]]
+    shown = table[["value", "n", "base", "merged", "difference", "95 % interval", "gained", "lost"]]
+    return shown.rename(columns={"value": column.removeprefix("data/")})
 
 
-def changed_answers(
-    tables: dict[str, pd.DataFrame], baseline: str = "base", other: str = "merged"
-) -> dict[str, pd.DataFrame]:
-    """The problems whose greedy answer is right with one model only, or with neither.
+def changed_answers(tables: Tables) -> Tables:
+    """The problems whose greedy answer is right with one model only ("regressions", "gains"), or with neither.
 
-    Returns:
-        "regressions" (right before, wrong now), "gains" and "unchanged failures", each with question, gold, before,
-        after (completions) and the shares of sampled answers that are right (NaN without samples). Those that
-        the samples confirm most come first.
+    Each has question, gold, before, after (completions) and the shares of sampled answers that are right (NaN without
+    samples). Those that the samples confirm most come first.
     """
-    check_comparable(tables, baseline, other)
+    check_comparable(tables)
     greedy, sampled = {}, {}
-    for side, name in (("before", baseline), ("after", other)):
+    for side, name in (("before", BASE), ("after", MERGED)):
         greedy[side] = tables[name][tables[name]["decoding"] == GREEDY].set_index("row").sort_index()
         sampled[side] = tables[name][tables[name]["decoding"] == SAMPLED].groupby("row")["correct"].mean()
     table = greedy["before"][["question", "gold"]].assign(**{side: one["completion"] for side, one in greedy.items()})
     for side, share in sampled.items():
         table[f"sampled right {side}"] = share.reindex(table.index)
     now, change = table["sampled right after"], table["sampled right after"] - table["sampled right before"]
-    was_right, is_right = (one["correct"] == 1 for one in greedy.values())
-    was_wrong, is_wrong = (one["correct"] == 0 for one in greedy.values())
+    before, after = (one["correct"] for one in greedy.values())
     kinds = {
-        "regressions": (was_right & is_wrong, change),
-        "gains": (was_wrong & is_right, -change),
-        "unchanged failures": (was_wrong & is_wrong, now),
+        "regressions": change[(before == 1) & (after == 0)],
+        "gains": -change[(before == 0) & (after == 1)],
+        "unchanged failures": now[(before == 0) & (after == 0)],
     }
-    places = {kind: order[these].sort_values(kind="stable").index for kind, (these, order) in kinds.items()}
+    places = {kind: order.sort_values(kind="stable").index for kind, order in kinds.items()}
     return {kind: table.loc[index].reset_index(drop=True) for kind, index in places.items()}

@@ -1,7 +1,5 @@
 """Estimates with intervals: paired bootstrap, exact tests, pass@k and majority vote."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence
@@ -16,11 +14,7 @@ FEWEST_CHANGES = 6  # all in one direction, that an exact test can tell from cha
 
 
 def bootstrap_mean(values: Sequence[float], seed: int = 0) -> dict[str, float]:
-    """Mean of independent values with its 95 % percentile interval by bootstrap (Efron and Tibshirani 1993).
-
-    >>> bootstrap_mean([0.5, 0.5])
-    {'estimate': 0.5, 'low': 0.5, 'high': 0.5}
-    """
+    """Mean of independent values with its 95 % percentile interval by bootstrap (Efron and Tibshirani 1993)."""
     values = np.asarray(values, dtype=float)
     low = high = mean = float(values.mean())
     if np.ptp(values) > 0:
@@ -32,11 +26,7 @@ def bootstrap_mean(values: Sequence[float], seed: int = 0) -> dict[str, float]:
 def paired_difference(before: Sequence[float], after: Sequence[float], seed: int = 0) -> dict[str, float]:
     """Mean of `after - before` over the same examples, with a 95 % interval: examples are drawn with both scores.
 
-    >>> paired_difference([0, 0, 0, 0], [1, 1, 1, 1])
-    {'estimate': 1.0, 'low': 1.0, 'high': 1.0}
-
-    Raises:
-        ValueError: without a pair, and for a missing score.
+    Raises ValueError without a pair, and for a missing score.
     """
     difference = np.asarray(after, dtype=float) - np.asarray(before, dtype=float)
     if len(difference) == 0 or np.isnan(difference).any():
@@ -48,8 +38,7 @@ def share_interval(values: Sequence[float], low: float, high: float, seed: int =
     """Mean over problems of values between `low` and `high`, with its 95 % interval.
 
     Where all n values are the same, a bootstrap would claim certainty. Unseen problems may differ, up to the upper end
-    of the exact interval for 0 of n (Clopper and Pearson 1934), about 3.7 / n. The ends are the mean with that share
-    off by 1.
+    of the exact interval for 0 of n (Clopper and Pearson 1934), about 3.7 / n.
 
     >>> {name: round(value, 3) for name, value in share_interval([1.0] * 500, 0, 1).items()}
     {'estimate': 1.0, 'low': 0.993, 'high': 1.0}
@@ -62,11 +51,7 @@ def share_interval(values: Sequence[float], low: float, high: float, seed: int =
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Two-sided exact p-value that as many would be gained as lost (McNemar 1947, the binomial form).
-
-    >>> round(mcnemar(10, 2), 4), mcnemar(0, 0)
-    (0.0386, 1.0)
-    """
+    """Two-sided exact p-value that as many would be gained as lost (McNemar 1947, the binomial form)."""
     return float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
 
 
@@ -75,9 +60,6 @@ def sign_flips(change: Sequence[float], seed: int = 0) -> float:
 
     If both models are alike, each difference could as well have the other sign. All sign changes are tried for up to
     13 differences that are not 0, and 10,000 random ones for more.
-
-    >>> sign_flips([1, 1, 1]), sign_flips([0, 0])
-    (0.25, 1.0)
     """
     change = np.asarray(change, dtype=float)
     change = change[change != 0]
@@ -117,9 +99,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     """
     if not 0 <= c <= n or not 1 <= k <= n:
         raise ValueError(f"pass@k needs 0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}")
-    if n - c < k:
-        return 1.0
-    return 1.0 - float(np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
+    return 1.0 if n - c < k else 1.0 - float(np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
 
 
 def votes(answers: Sequence[str | None], right: Sequence[float]) -> tuple[tuple[tuple[int, float], ...], int]:
@@ -128,13 +108,12 @@ def votes(answers: Sequence[str | None], right: Sequence[float]) -> tuple[tuple[
     >>> votes(["12", "13", "12.0", None], [1, 0, 1, 0])
     (((2, 1.0), (1, 0.0)), 1)
     """
-    different: list[tuple[str, list[float]]] = []
+    different: dict[str, list[float]] = {}  # the first of equal answers -> marks
     for text, is_right in zip(answers, right):
         if isinstance(text, str):
-            alike = (m for one, m in different if one == text or same_answer(text, one) or same_answer(one, text))
-            marks = next(alike, None)
-            different.append((text, [is_right])) if marks is None else marks.append(is_right)
-    counted = tuple((len(marks), sum(marks) / len(marks)) for _, marks in different)
+            alike = (one for one in different if one == text or same_answer(text, one) or same_answer(one, text))
+            different.setdefault(next(alike, text), []).append(is_right)
+    counted = tuple((len(marks), sum(marks) / len(marks)) for marks in different.values())
     return counted, len(answers) - sum(count for count, _ in counted)
 
 
@@ -142,12 +121,9 @@ def votes(answers: Sequence[str | None], right: Sequence[float]) -> tuple[tuple[
 def majority_at_k(different: tuple[tuple[int, float], ...], silent: int, k: int) -> float:
     """Expected share right of the commonest answer among k samples drawn without replacement (Wang et al. 2022, maj@k).
 
-    Answers that are equally common share the credit. A sample without an answer does not vote; k without any are wrong.
-    The count is exact: for each number w of votes that can win, answers are added one by one to the ways to draw k
-    samples with w as the most, by samples drawn and by answers that have w, and to the credit of those ways.
-
-    Args:
-        different, silent: what `votes` returns.
+    `different` and `silent` are what `votes` returns. Equally common answers share the credit. One without an answer
+    does not vote; k without any are wrong. The count is exact: for each number w of votes that can win, answers are
+    added one by one to the ways to draw k samples with w as the most, by samples drawn and by answers that have w.
 
     >>> majority_at_k(((3, 1.0), (1, 0.0)), 0, 4), majority_at_k(((2, 1.0), (2, 0.0)), 0, 4)
     (1.0, 0.5)

@@ -1,19 +1,16 @@
-"""Every model answers the same held-out prompts, with the same template and decoding; the answers are kept as Parquet.
-
-`collect_answers` asks a model, `grading.grade_answers` grades, `comparison.compare_models` makes `evaluation.json`.
-"""
-
-from __future__ import annotations
+"""Every model answers the same held-out prompts, with the same template and decoding. The answers are kept."""
 
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+from tqdm.auto import tqdm
 
 from lab.data.columns import data_columns
 from lab.files import Row, relative, write_parquet
@@ -28,10 +25,7 @@ ASKED = "asked"  # column: a hash of the model, prompts and settings that the an
 
 @dataclass(frozen=True)
 class AnswerSettings:
-    """How every model is asked.
-
-    Raises ValueError for settings that cannot be.
-    """
+    """How every model is asked. Raises ValueError for settings that cannot be."""
 
     max_new_tokens: int
     temperature: float = 1.0  # of the sampled answers
@@ -42,11 +36,8 @@ class AnswerSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        if (
-            min(self.max_new_tokens, self.batch_size, self.n_samples + 1) < 1
-            or self.temperature <= 0
-            or "" in self.stop
-        ):
+        least = min(self.max_new_tokens, self.batch_size, self.n_samples + 1)
+        if least < 1 or self.temperature <= 0 or "" in self.stop:
             raise ValueError(
                 "max_new_tokens and batch_size must be at least 1, n_samples at least 0, the temperature above 0 "
                 f"(greedy answers are given anyway), and no stop text empty: {self}"
@@ -59,15 +50,7 @@ class AnswerSettings:
 
 
 def collect_answers(
-    model: Any,
-    tokenizer: Any,
-    rows: Sequence[Row],
-    settings: AnswerSettings,
-    path: Path,
-    identity: str,
-    *,
-    name: str,
-    say: Callable[[str], None] = print,
+    model: Any, tokenizer: Any, rows: Sequence[Row], settings: AnswerSettings, path: Path, identity: str, *, name: str
 ) -> pd.DataFrame:
     """One model's answers to the held-out rows, greedy and sampled, kept as Parquet at `path`.
 
@@ -76,17 +59,11 @@ def collect_answers(
 
     Args:
         model: a model, or a function that loads one, called only where an answer is missing.
-        rows: with `prompt` (chat messages), `answer` and whatever other columns.
         identity: what tells the model's weights from any others, such as a hash of its files.
-        name: of the model, for the progress bars.
 
-    Returns:
-        A line an answer: row, decoding ("greedy" or "sampled"), sample (from 0), prompt, question, gold, data/<column>,
-        completion, tokens, finished (not cut), seconds (its part of the batch's), asked (a hash).
-
-    Raises:
-        ValueError: without rows.
-        OSError: where nothing can be written; all earlier batches stay.
+    Returns a line an answer: row, decoding ("greedy" or "sampled"), sample (from 0), prompt, question, gold,
+    data/<column>, completion, tokens, finished (not cut), seconds (its part of the batch's), asked (a hash).
+    Raises ValueError without rows, and OSError where nothing can be written; all earlier batches stay.
     """
     rows, path = list(rows), Path(path)
     if not rows:
@@ -96,7 +73,7 @@ def collect_answers(
     asked = hashlib.sha256(asked).hexdigest()[:16]
     table = read_answers(path, expected_answers(range(len(rows)), settings.decodings), asked)
     if table is not None:
-        say(f"{name}: the answers in {relative(path)} are used again. Delete the file to ask the model anew.")
+        print(f"{name}: the answers in {relative(path)} are used again. Delete the file to ask the model anew.")
         return with_rows(table, rows, tokenizer)
     parts = path.parent / f".{path.stem}.parts"
     table = pd.concat(answer_batches(model, tokenizer, rows, settings, parts / asked, name), ignore_index=True)
@@ -110,16 +87,14 @@ def answer_batches(
     model: Any, tokenizer: Any, rows: Sequence[Row], settings: AnswerSettings, parts: Path, name: str
 ) -> Iterator[pd.DataFrame]:
     """The batches' answers: those of earlier attempts, then the missing ones, each written as soon as it is there."""
-    from tqdm.auto import tqdm
-
     prompts = [row["prompt"] for row in rows]
     texts = [render(tokenizer, prompt) for prompt in prompts]
     for decoding, n, temperature in settings.decodings:
         plan = batches(texts, n, settings.batch_size)
         files = [parts / f"{decoding}-{number:05d}.parquet" for number in range(len(plan))]
-        expected = [expected_answers(batch, [(decoding, n, temperature)]) for batch in plan]
-        there = {number: read_answers(*one) for number, one in enumerate(zip(files, expected))}
-        there = {number: table for number, table in there.items() if table is not None}
+        expected = (expected_answers(batch, [(decoding, n, temperature)]) for batch in plan)
+        tables = enumerate(map(read_answers, files, expected))
+        there = {number: table for number, table in tables if table is not None}
         yield from there.values()
         if len(there) == len(plan):
             continue
@@ -146,26 +121,21 @@ def expected_answers(places: Collection[int], decodings: Sequence[tuple[str, int
 
 def read_answers(path: Path, expected: set[tuple[int, str, int]], asked: str | None = None) -> pd.DataFrame | None:
     """The kept answers; None where the file is missing or damaged, or has other answers than those expected."""
-    import pyarrow as pa
-
     try:
         table = pd.read_parquet(path, columns=PLACE + FROM_MODEL + [ASKED] * (asked is not None))
     except (OSError, ValueError, KeyError, pa.ArrowException):
         return None
-    there = set(zip(table["row"], table["decoding"], table["sample"]))
-    if len(table) != len(expected) or there != expected or table.isna().any(axis=None):
-        return None
-    return None if asked is not None and set(table[ASKED]) != {asked} else table
+    there = [*zip(table["row"], table["decoding"], table["sample"])]
+    whole = len(there) == len(expected) and set(there) == expected and not table.isna().any(axis=None)
+    return table if whole and (asked is None or set(table[ASKED]) == {asked}) else None
 
 
 def with_rows(answers: pd.DataFrame, rows: Sequence[Row], tokenizer: Any) -> pd.DataFrame:
     """Answers with their prompts, questions, golds and data columns, as these are now."""
     columns = data_columns([{name: row[name] for name in row if name not in ("question", "answer")} for row in rows])
-    about = {
-        "prompt": [logged_prompt(tokenizer, row["prompt"]) for row in rows],
-        "question": [str(row.get("question") or question_of(row["prompt"])) for row in rows],
-        "gold": [str(row["answer"]) for row in rows],
-    }
+    about = {"prompt": [logged_prompt(tokenizer, row["prompt"]) for row in rows]}
+    about["question"] = [str(row.get("question") or question_of(row["prompt"])) for row in rows]
+    about["gold"] = [str(row["answer"]) for row in rows]
     about = pd.DataFrame({**about, **columns}).iloc[answers["row"]].reset_index(drop=True)
     answers = answers.reset_index(drop=True)
     return pd.concat([answers[PLACE], about, answers.drop(columns=PLACE)], axis=1)

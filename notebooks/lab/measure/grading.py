@@ -1,7 +1,5 @@
 """Completions graded: each reward called as TRL calls it, what is right by them, and a lenient second measure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -20,22 +18,14 @@ NUMBER_IN_TEXT = re.compile(r"-?[$€£]?\d[\d,]*(?:\.\d+)?")
 
 def score_groups(functions: Sequence[Any], rows: Sequence[Row], groups: Sequence[Sequence[Sampled]]) -> pd.DataFrame:
     """Scores of sampled groups: one line a completion, with group, sample, completion, tokens, and a column a reward."""
-    each = [
-        (g, s, row, one) for g, (row, group) in enumerate(zip(rows, groups, strict=True)) for s, one in enumerate(group)
-    ]
-    table = pd.DataFrame(
-        [(g, s, one.text, one.tokens) for g, s, _, one in each], columns=["group", "sample", "completion", "tokens"]
-    )
-    return table.assign(**score_completions(functions, [row for _, _, row, _ in each], table))
+    lines = [(g, s, one.text, one.tokens) for g, group in enumerate(groups) for s, one in enumerate(group)]
+    table = pd.DataFrame(lines, columns=["group", "sample", "completion", "tokens"])
+    of_each = [row for row, group in zip(rows, groups, strict=True) for _ in group]
+    return table.assign(**score_completions(functions, of_each, table))
 
 
 def score_completions(functions: Sequence[Any], rows: Sequence[Row], table: pd.DataFrame) -> dict[str, list]:
-    """Each reward's scores of a batch, as TRL asks for them.
-
-    Args:
-        rows: the data set's row of each completion; completions of equal prompts are one group.
-        table: their `completion` and `tokens`.
-    """
+    """Each reward's scores of completions (`table`), as TRL asks for them. Equal prompts in `rows` are a group."""
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     lengths = [list(range(n)) for n in table["tokens"]]  # only their lengths are true: sampling keeps no ids
     texts = list(table["completion"])
@@ -45,20 +35,12 @@ def score_completions(functions: Sequence[Any], rows: Sequence[Row], table: pd.D
 def grade_answers(
     table: pd.DataFrame, rows: Sequence[Row], functions: Sequence[Any], decides: Sequence[Any] = ()
 ) -> pd.DataFrame:
-    """A model's answers with their grades.
+    """A model's answers (`evaluate.collect_answers`) with their grades. All sampled answers to a row are a group.
 
-    Args:
-        table: what `evaluate.collect_answers` returns. All sampled answers to a row are a group; a greedy one stands alone.
-        functions: the rewards to score with.
-        decides: those that say what is right (`scoring.right.deciding_rewards`); none for `correctness_reward`.
-
-    Returns:
-        The table and the columns format (0 or 1), correct (0 or 1; NaN where no deciding reward can say), correct_by
-        (their names), right_anyhow (0 or 1, in any style), extracted (the answer in the completion, or None) and
-        reward/<name>.
-
-    Raises:
-        ValueError: for a deciding reward without a range.
+    The rewards `decides` say what is right (`scoring.right.deciding_rewards`); without any, `correctness_reward` does.
+    Returns the table and the columns format (0 or 1), correct (0 or 1; NaN where no deciding reward can say),
+    correct_by (their names), right_anyhow (0 or 1, in any style), extracted (the answer in the completion, or None) and
+    reward/<name>. Raises ValueError for a deciding reward without a range.
     """
     decides = list(decides) or [correctness_reward]
     functions = list({f.__name__: f for f in (*functions, *decides)}.values())
@@ -81,15 +63,11 @@ def grade_answers(
     return pd.concat([table[kept], scores.add_prefix("reward/")], axis=1)
 
 
-def reward_columns(table: pd.DataFrame) -> list[str]:
-    return [name for name in table if name.startswith("reward/")]
-
-
 def right_in_any_style(text: str, gold: Any) -> bool:
     """Whether the last number of the text, or all of it, is the gold answer, in whatever style it is given.
 
-    Too easily cheated to be a reward. It tells a policy that cannot solve the task from one that
-    only does not answer in the asked-for format.
+    Too easily cheated to be a reward. It tells a policy that cannot solve the task from one that only does not answer
+    in the asked-for format.
 
     >>> right_in_any_style("3 * 4 = 12, so the answer is $12.", "12"), right_in_any_style("<answer>13</answer>", "12")
     (True, False)

@@ -1,33 +1,13 @@
 """Before any training: do samples of the base policy carry a signal that GRPO can learn from?
 
-GRPO compares the completions of one prompt with each other. A group in which all have the same total
-reward teaches nothing. `preflight` measures that on sampled groups and gives the worst of:
-
-| finding                                                                         | verdict |
-|---------------------------------------------------------------------------------|---------|
-| a weighted reward raises, or returns what is no score                           | no-go   |
-| fewer than 10 % of the groups have spread in the total                          | no-go   |
-| no completion is right, and the reward that decides it has hardly any spread    | no-go   |
-| the reward that decides what is right is None on every row                      | no-go   |
-| pass@1 of 95 % or more, and no other reward has spread                          | no-go   |
-| pass@1 of 95 % or more, and another reward has spread: only style is left       | weak    |
-| fewer than 40 % of the groups have spread in the total                          | weak    |
-| pass@k (k: the group's size) of a correctness reward below 20 %                 | weak    |
-| a weighted reward is the same for every completion                              | weak    |
-| a weighted reward is None on more than 10 % of the completions                  | weak    |
-| more than 30 % of the completions are cut at the token limit                    | weak    |
-| a weighted reward and correctness correlate below -0.3 within the groups        | weak    |
-| a weighted reward could not score more than 10 %: its service did not answer    | weak    |
-| a reward of weight 0 raises: training does not call it                          | weak    |
-| none of these                                                                   | go      |
-
-With fewer than 32 completions only a failing reward is a no-go; any other no-go becomes weak: sample more.
+GRPO compares the completions of one prompt with each other. A group in which all have the same total reward teaches
+nothing. `preflight` measures that on sampled groups, and gives the worst of all findings: no-go, weak, or go if there
+is none. With fewer than 32 completions only a failing reward is a no-go; any other no-go becomes weak: sample more.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,7 +29,6 @@ NONE_SHARE = 0.10  # None counts as 0 in TRL's sum; a few unusable gold answers 
 PULL = -0.30  # correlation: on ENOUGH completions chance alone reaches it about one time in twenty
 SAME = 1e-9  # differences below it are rounding
 # Many base models say them before any training (Liu et al. 2025, "Understanding R1-Zero-Like Training").
-# The words alone are counted: in a problem about a queue "wait" is no reconsidering.
 AHA = {
     "wait": r"wait",
     "hmm": r"hmm+",
@@ -60,59 +39,48 @@ AHA = {
 }
 LONGER = "Raise max_completion_length, unless the completions only ramble."
 HARDER = "Take harder data: problems that the base often gets wrong."
-FAILING = (
-    "Take easier data, or mix some in.",
-    "Run SFT on worked examples first.",
-    "Add a softer reward that tells a near miss from a complete one.",
-    "Try another base model.",
-)
-
-
+FAILING = ("Take easier data, or mix some in.", "Run SFT on worked examples first.")
+FAILING += ("Add a softer reward that tells a near miss from a complete one.", "Try another base model.")
+Groups = Sequence[Sequence[Sampled]]  # the completions of each prompt
 Finding = tuple[str, str, tuple[str, ...]]  # verdict (no-go, weak or go), reason, advice
 
 
-def weak(reason: str, *advice: str) -> Finding:
-    return "weak", reason, advice
+def finding(verdict: str, reason: str, *advice: str) -> Finding:
+    return verdict, reason, advice
 
 
-def no_go(reason: str, *advice: str) -> Finding:
-    return "no-go", reason, advice
+weak, no_go = partial(finding, "weak"), partial(finding, "no-go")
 
 
 def preflight(
-    functions: Sequence[Any],
-    weights: Mapping[str, float],
-    rows: Sequence[Row],
-    groups: Sequence[Sequence[Sampled]],
-    *,
-    seconds: float | None = None,
+    functions: Sequence[Any], weights: Mapping[str, float], rows: Sequence[Row], groups: Groups, *, seconds: float = 0
 ) -> Row:
     """The JSON-able record of all measurements, with `verdict`, `reasons` (worst first) and `advice`.
 
-    Args:
-        functions: rewards; one without a range gets the lowest and highest score seen as its range.
-        weights: by name; a reward with weight 0 or none is measured, but not part of the total.
-        rows: data-set rows, one a group.
-        groups: the completions of each row, in groups of one size.
-        seconds: what the sampling took; gives completions per second.
-
-    Raises:
-        ValueError: with the way out, for input that is no set of groups or no choice of rewards.
+    A reward without a range gets the lowest and highest score seen as its range; one with weight 0 or none is measured,
+    but not part of the total. There is one row a group, and the groups are of one size. `seconds` is what the sampling
+    took. Raises ValueError, with the way out, for input that is no set of groups or no choice of rewards.
     """
     check_input(functions, weights, rows, groups)
-    scores, errors, failed = score_each(functions, rows, groups)
-    shape = (len(groups), len(groups[0]))
+    score_groups([], rows, groups)  # rows that do not fit together are no reward's fault: let them raise here
+    shape, scores, rewards = (len(groups), len(groups[0])), {}, {}
+    for function in functions:
+        name, before, error = function.__name__, getattr(function, "failures", 0), None
+        try:
+            found = score_groups([function], rows, groups)[name].astype(float).to_numpy()
+            if np.isinf(found).any():
+                raise ValueError("it returned inf, which makes the advantages of the whole group NaN")
+            scores[name] = found.reshape(shape)  # NaN for None
+        except Exception as raised:  # the reader's code: it may raise anything
+            error = f"{type(raised).__name__}: {raised}"[:400]
+        failed = getattr(function, "failures", 0) - before  # scores that a service did not give
+        rewards[name] = reward_record(function, weights.get(name) or 0.0, scores.get(name))
+        rewards[name] |= {"failed": failed, "error": error}
     parts = (np.nan_to_num(scores[name]) * weight for name, weight in weights.items() if name in scores)
     total = sum(parts, np.zeros(shape))
-    rewards = {f.__name__: reward_record(f, weights.get(f.__name__) or 0.0, scores.get(f.__name__)) for f in functions}
-    for name, line in rewards.items():
-        line |= {"failed": failed[name], "error": errors.get(name)}
     sampled = [one for group in groups for one in group]
-    record = {
-        "groups": shape[0],
-        "group_size": shape[1],
-        "completions": len(sampled),
-        "rewards": rewards,
+    record = {"groups": shape[0], "group_size": shape[1], "completions": len(sampled), "rewards": rewards}
+    record |= {
         "total": {"weight": None, **spread(total)},
         "pass": pass_record(functions, rewards, scores, total),
         "clipped_share": float(np.mean([not one.finished for one in sampled])),
@@ -127,56 +95,27 @@ def preflight(
 
 def check_input(functions: Sequence[Any], weights: Mapping[str, float], rows: Sequence, groups: Sequence) -> None:
     """Raises ValueError, saying what to change, where there is nothing to compare."""
-    names = [function.__name__ for function in functions]
-    sizes = sorted({len(group) for group in groups})
+    names, sizes = [function.__name__ for function in functions], sorted({len(group) for group in groups})
     unknown = [name for name in weights if name not in names]
-    problem = ""
     if not groups or len(groups) != len(rows):
-        problem = f"There are {len(groups)} groups for {len(rows)} rows: sample one group of completions for each row."
-    elif len(sizes) > 1 or sizes[0] < 2:
-        problem = (
-            f"The groups have {sizes} completions: GRPO compares groups of one size, at least 2 (NUM_GENERATIONS)."
-        )
-    elif len(set(names)) < len(names):
-        problem = f"Two rewards have the same name among {names}: rename one, TRL would merge their metrics."
-    elif unknown:
-        problem = (
-            f"WEIGHTS names {unknown[0]!r}, but the rewards are {', '.join(names)}: correct the name, or remove it."
-        )
-    elif not any(weights.values()):
-        problem = "Every weight is 0: give at least one reward a weight."
-    if problem:
-        raise ValueError(problem)
-
-
-def score_each(functions: Sequence[Any], rows: Sequence, groups: Sequence) -> tuple[dict, dict, dict]:
-    """By name: scores, shape (groups, completions), NaN for None; what was raised; how many a service failed to score."""
-    score_groups([], rows, groups)  # rows that do not fit together are no reward's fault: let them raise here
-    columns, errors, failed = {}, {}, {}
-    for function in functions:
-        name, before = function.__name__, getattr(function, "failures", 0)
-        try:
-            scores = score_groups([function], rows, groups)[name].astype(float).to_numpy()
-            if np.isinf(scores).any():
-                raise ValueError("it returned inf, which makes the advantages of the whole group NaN")
-            columns[name] = scores.reshape(len(groups), -1)
-        except Exception as error:  # the reader's code: it may raise anything
-            errors[name] = f"{type(error).__name__}: {error}"[:400]
-        failed[name] = getattr(function, "failures", 0) - before
-    return columns, errors, failed
+        raise ValueError(f"{len(groups)} groups for {len(rows)} rows: sample one group of completions for each row.")
+    if len(sizes) > 1 or sizes[0] < 2:
+        raise ValueError(f"The groups have {sizes} completions: make groups of one size, at least 2 (NUM_GENERATIONS).")
+    if len(set(names)) < len(names):
+        raise ValueError(f"Two rewards have the same name among {names}: rename one, TRL would merge their metrics.")
+    if unknown:
+        raise ValueError(f"WEIGHTS names {unknown[0]!r}, but the rewards are {', '.join(names)}: correct the name.")
+    if not any(weights.values()):
+        raise ValueError("Every weight is 0: give at least one reward a weight.")
 
 
 def spread(scores: np.ndarray) -> Row:
     """Mean, sample standard deviation within the groups, and where there is none; scores: (groups, completions)."""
     valid = scores[~np.isnan(scores)]
     within = pd.DataFrame(scores).std(axis=1).fillna(0.0)
-    return {
-        "mean": float(valid.mean()) if valid.size else None,
-        "spread_within_groups": float(within.mean()),
-        "groups_without_spread": float((within < SAME).mean()),
-        "none_share": float(np.isnan(scores).mean()),
-        "constant": bool(valid.size and np.ptp(valid) < SAME),
-    }
+    found = {"mean": float(valid.mean()) if valid.size else None, "spread_within_groups": float(within.mean())}
+    shares = {"groups_without_spread": float((within < SAME).mean()), "none_share": float(np.isnan(scores).mean())}
+    return {**found, **shares, "constant": bool(valid.size and np.ptp(valid) < SAME)}
 
 
 def reward_record(function: Any, weight: float, scores: np.ndarray | None) -> Row:
@@ -191,7 +130,7 @@ def reward_record(function: Any, weight: float, scores: np.ndarray | None) -> Ro
 
 
 def pass_record(functions: Sequence[Any], rewards: Row, scores: dict[str, np.ndarray], total: np.ndarray) -> Row:
-    """Which rewards decide that a completion is right (`scoring.right`), and pass@k for k = 1, 2, 4, … with intervals.
+    """Which rewards decide that a completion is right (`scoring.right`), and pass@k with intervals.
 
     Where no weighted reward claims correctness, the highest total that the weights allow is right. A prompt of which
     the deciding rewards say only None is left out.
@@ -207,73 +146,56 @@ def pass_record(functions: Sequence[Any], rewards: Row, scores: dict[str, np.nda
         top = sum(line["weight"] * line["high" if line["weight"] > 0 else "low"] for line in lines)
         right = (total >= top - SAME).astype(float)
     judged = np.nan_to_num(right[~np.isnan(right).all(axis=1)]).sum(axis=1)  # right completions of each prompt
-    size = total.shape[1]
+    size, by = total.shape[1], ", ".join(f.__name__ for f in deciding) or "total"
     at = {k: [pass_at_k(size, int(c), k) for c in judged] for k in sample_sizes(size) if len(judged)}
-    return {
-        "decided_by": ", ".join(f.__name__ for f in deciding) or "total",
-        "claims_correctness": bool(deciding),
-        "prompts": len(judged),
-        "right": int(judged.sum()),
-        "at": {str(k): share_interval(values, 0, 1) for k, values in at.items()},
-    }
+    found = {"decided_by": by, "claims_correctness": bool(deciding), "prompts": len(judged), "right": int(judged.sum())}
+    return {**found, "at": {str(k): share_interval(values, 0, 1) for k, values in at.items()}}
 
 
 def correlation(scores: dict[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
-    """Pearson correlation of the rewards within the groups: each score minus its group's mean, as GRPO sees it.
-
-    None where a reward never varies within a group, or two rewards share no scored completion.
-    """
-    centred = {}
-    for name, values in scores.items():
-        frame = pd.DataFrame(values)  # rounded below: noise must not correlate
-        centred[name] = frame.sub(frame.mean(axis=1), axis=0).round(9).to_numpy().ravel()
-    table = pd.DataFrame(centred).corr()
+    """Pearson correlation of the rewards within the groups, as GRPO sees them; None where one does not vary."""
+    frames = (pd.DataFrame(values) for values in scores.values())  # rounded below: noise must not correlate
+    centred = [frame.sub(frame.mean(axis=1), axis=0).to_numpy().ravel().round(9) for frame in frames]
+    table = pd.DataFrame(dict(zip(scores, centred))).corr()
     return {a: {b: None if np.isnan(r) else float(r) for b, r in table[a].items()} for a in table}
 
 
 def count_aha_words(texts: Sequence[str]) -> Row:
     """Share of completions with any word of reconsidering, and how many have each: nothing to credit training with."""
-    hits = {
-        word: [bool(re.search(rf"\b(?:{pattern})\b", text.replace("’", "'"), re.IGNORECASE)) for text in texts]
-        for word, pattern in AHA.items()
-    }
-    share = float(np.any(list(hits.values()), axis=0).mean())
-    return {"share": share, "words": {word: sum(seen) for word, seen in hits.items()}}
+    plain, patterns = [text.replace("’", "'") for text in texts], [rf"\b(?:{pattern})\b" for pattern in AHA.values()]
+    hits = np.array([[bool(re.search(one, text, re.IGNORECASE)) for one in patterns] for text in plain])
+    return {"share": float(hits.any(axis=1).mean()), "words": dict(zip(AHA, hits.sum(axis=0).tolist()))}
 
 
 def judge_signal(record: Row) -> Row:
     """Verdict, reasons and advice: the worst of all findings, all of them listed."""
-    findings = list(about_failures(record))
+    findings = []
+    for name, line in record["rewards"].items():  # those that raised, or returned what is no score
+        if line["error"]:
+            verdict = no_go if line["weight"] else weak  # training does not call one of weight 0
+            reason = f"{name} failed{'' if line['weight'] else ', but has weight 0'}: {line['error']}"
+            findings.append(verdict(reason, f"Repair {name}, and call it on one completion by hand."))
     if weighted(record):
-        found = [*about_right(record), *about_signal(record), *about_rewards(record), *about_length(record)]
+        found = [*about_right(record), *about_signal(record), *about_rewards(record)]
+        if record["clipped_share"] > CUT:
+            cut = f"{percent(record['clipped_share'])} of the completions are cut at the token limit"
+            found.append(weak(f"{cut}, before their answer", LONGER))
         if record["completions"] < ENOUGH and any(verdict == "no-go" for verdict, _, _ in found):
             more = f"Sample at least {ENOUGH} completions: {record['completions']} are too few to say no-go."
             found = [weak(reason, more, *advice) for _, reason, advice in found]
         findings += found
     findings = findings or [("go", headroom(record), ())]
-    findings.sort(key=lambda finding: ("no-go", "weak", "go").index(finding[0]))
+    findings.sort(key=lambda one: ("no-go", "weak", "go").index(one[0]))
     verdicts, reasons, advice = zip(*findings)
     return {"verdict": verdicts[0], "reasons": [*reasons], "advice": [*dict.fromkeys(sum(advice, ()))]}
 
 
 def headroom(record: Row) -> str:
-    n, size, passed = record["groups"], record["group_size"], record["pass"]
+    n, size, by, at = record["groups"], record["group_size"], record["pass"]["decided_by"], record["pass"]["at"]
     differ = n - round(n * record["total"]["groups_without_spread"])
-    first, last = (percent(passed["at"][str(k)]["estimate"]) for k in (1, size))
-    return (
-        f"in {differ} of {n} groups ({percent(differ / n)}) the completions differ in total reward, "
-        f"and by {passed['decided_by']} pass@1 is {first}, pass@{size} {last}: that headroom is what GRPO can turn into pass@1"
-    )
-
-
-def about_failures(record: Row) -> Iterator[Finding]:
-    """Rewards that raised, or returned what is no score."""
-    for name, line in record["rewards"].items():
-        if line["error"] and line["weight"]:
-            yield no_go(f"{name} failed: {line['error']}", f"Repair {name}, and call it on one completion by hand.")
-        elif line["error"]:
-            reason = f"{name} failed, but has weight 0: {line['error']}"
-            yield weak(reason, f"Repair {name} before it gets a weight.")
+    found = f"pass@1 is {percent(at['1']['estimate'])}, pass@{size} {percent(at[str(size)]['estimate'])}"
+    where = f"in {differ} of {n} groups ({percent(differ / n)}) the completions differ in total reward"
+    return f"{where}, and by {by} {found}: that headroom is what GRPO can turn into pass@1"
 
 
 def about_right(record: Row) -> Iterator[Finding]:
@@ -287,9 +209,8 @@ def about_right(record: Row) -> Iterator[Finding]:
         advice = f"Compare the column that {by} reads with what it expects, and look at one gold answer."
         yield no_go(f"{by} is None on all {record['completions']} completions: nothing can be judged", advice)
     elif at["1"]["estimate"] >= SOLVED - SAME:
-        seen = (
-            f"{passed['right']} of {judged} completions are right by {by} (pass@1 {percent(passed['right'] / judged)})"
-        )
+        share = percent(passed["right"] / judged)
+        seen = f"{passed['right']} of {judged} completions are right by {by} (pass@1 {share})"
         if deciding and others:
             advice = "Take harder data, or train on if the style is all that you want."
             yield weak(f"{seen}: only the style ({style}) remains to be learned", advice)
@@ -302,11 +223,11 @@ def about_right(record: Row) -> Iterator[Finding]:
         reason = f"none of {passed['prompts']} × {size} completions is right by {by} ({bound})"
         if max(signal_share(rewards[name]) for name in deciding) >= NO_SIGNAL:
             yield weak(f"{reason}: only its partial scores can be climbed", *FAILING)
-            return
-        left = f"only {style} could be learned, not the task" if others else "nothing to amplify"
-        check = f"First see that {by} gives a perfect completion its top score."
-        longer = (LONGER,) if record["clipped_share"] > CUT else ()  # what is cut before its answer cannot be right
-        yield no_go(f"{reason}: {left}", check, *longer, *FAILING)
+        else:
+            left = f"only {style} could be learned, not the task" if others else "nothing to amplify"
+            check = f"First see that {by} gives a perfect completion its top score."
+            longer = [LONGER] * (record["clipped_share"] > CUT)  # what is cut before its answer cannot be right
+            yield no_go(f"{reason}: {left}", check, *longer, *FAILING)
     elif at[str(size)]["estimate"] < RARE:
         share = percent(at[str(size)]["estimate"])
         reason = f"pass@{size} is {share} by {by}: few groups hold a right completion to amplify"
@@ -354,12 +275,6 @@ def about_rewards(record: Row) -> Iterator[Finding]:
                 yield weak(reason, f"Lower the weight of {name}, or pay for it only where the answer is right.")
 
 
-def about_length(record: Row) -> Iterator[Finding]:
-    if record["clipped_share"] > CUT:
-        share = percent(record["clipped_share"])
-        yield weak(f"{share} of the completions are cut at the token limit, before their answer", LONGER)
-
-
 def weighted(record: Row) -> list[str]:
     return [name for name, line in record["rewards"].items() if line["weight"] and not line["error"]]
 
@@ -374,13 +289,8 @@ def percent(share: float) -> str:
 
 def signal_table(record: Row) -> pd.DataFrame:
     """One line a reward, and the total: how it spreads within the groups. Empty cells where it failed."""
-    columns = {
-        "weight": "weight",
-        "mean": "mean",
-        "spread_within_groups": "spread within groups",
-        "groups_without_spread": "share of groups without spread",
-        "none_share": "share of None",
-    }
+    columns = {"weight": "weight", "mean": "mean", "spread_within_groups": "spread within groups"}
+    columns |= {"groups_without_spread": "share of groups without spread", "none_share": "share of None"}
     table = pd.DataFrame({**record["rewards"], "total": record["total"]}).T
     return table[list(columns)].astype(float).rename(columns=columns)
 
@@ -388,9 +298,10 @@ def signal_table(record: Row) -> pd.DataFrame:
 def facts_table(record: Row) -> pd.DataFrame:
     """What the base policy can do and how it writes, with 95 % intervals where they are known."""
     passed, aha = record["pass"], record["aha"]
+    name = f", by {passed['decided_by']}"
     lines = {
-        f"pass@{k}, by {passed['decided_by']}": (percent(a["estimate"]), f"{percent(a['low'])} to {percent(a['high'])}")
-        for k, a in passed["at"].items()
+        f"pass@{k}{name}": (percent(one["estimate"]), f"{percent(one['low'])} to {percent(one['high'])}")
+        for k, one in passed["at"].items()
     }
     lines["cut at the token limit"] = (percent(record["clipped_share"]), "")
     lines["mean tokens"] = (f"{record['mean_tokens']:.0f}", "")
@@ -405,6 +316,5 @@ def verdict_text(record: Row) -> str:
     """The verdict with its reasons, and what to change, a line each."""
     first, *rest = record["reasons"]
     lines = [f"{record['verdict']}: {first}", *(f"  also: {reason}" for reason in rest)]
-    if record["advice"]:
-        lines += ["What to change:", *(f"  - {line}" for line in record["advice"])]
+    lines += ["What to change:"] * bool(record["advice"]) + [f"  - {line}" for line in record["advice"]]
     return "\n".join(lines)

@@ -1,7 +1,5 @@
 """GRPO recipes on one budget and the same seeds: what each one changes, and what the recorded runs show."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,86 +15,44 @@ STEPS = 30  # training steps of a recorded run
 UNTRAINED = "untrained"  # a run of no steps: the starter policy itself
 WINDOW = 5  # steps over which a training curve is averaged
 WEIGHTS = {"correctness_reward": 1.0, "format_reward": 0.5, "soft_format_reward": 0.5}
-BASELINE: Row = {
-    "num_generations": 8,
-    "per_device_train_batch_size": 32,
-    "gradient_accumulation_steps": 1,
-    "max_completion_length": 96,
-    "learning_rate": 1e-3,
-    "lr_scheduler_type": "constant_with_warmup",
-    "warmup_steps": 5,
-    "optim": "adamw_torch",
-    "beta": 0.02,
-    "temperature": 1.0,
-    "loss_type": "dapo",
-    "scale_rewards": "group",
-    "weights": WEIGHTS,
-    "stages": [],
-    "adaptive": False,
-    "last_temperature": None,
-}
+BASELINE: Row = {"num_generations": 8, "per_device_train_batch_size": 32, "gradient_accumulation_steps": 1}
+BASELINE |= {"max_completion_length": 96, "learning_rate": 1e-3, "lr_scheduler_type": "constant_with_warmup"}
+BASELINE |= {"warmup_steps": 5, "optim": "adamw_torch", "beta": 0.02, "temperature": 1.0}
+BASELINE |= {"loss_type": "dapo", "scale_rewards": "group"}
+BASELINE |= {"weights": WEIGHTS, "stages": [], "adaptive": False, "last_temperature": None}
 STEERED = ("weights", "stages", "adaptive", "last_temperature")  # by lab.train.steering; the others are GRPOConfig's
 
 
 class Comparison(NamedTuple):
-    """One question, and the recipes that answer it beside the baseline: name -> what it changes."""
-
     title: str
     question: str
     baseline: str  # what the baseline is called here
-    recipes: Mapping[str, Row]
+    recipes: Mapping[str, Row]  # that answer the question beside the baseline: name -> what it changes
 
 
-COMPARISONS = (
-    Comparison(
-        "Stages",
-        "Does it help to teach the format first, and pay for right answers only from step 15?",
-        "all at once",
-        {"format_first": {"stages": [[0, {"format_reward": 0.5, "soft_format_reward": 0.5}], [15, WEIGHTS]]}},
-    ),
-    Comparison(
-        "Reward weights",
-        "Does it help to give a reward more weight while it is rarely earned?",
-        "fixed",
-        {"adaptive": {"adaptive": True}},
-    ),
-    Comparison(
-        "Soft or sparse",
-        "What is partial credit for the format worth?",
-        "soft",
-        {"sparse": {"weights": {"correctness_reward": 1.0, "format_reward": 1.0, "soft_format_reward": 0.0}}},
-    ),
-    Comparison(
-        "Group size",
-        "32 completions a step: few prompts with many, or many prompts with few?",
-        "8 of each prompt",
-        {f"group_{n}": {"num_generations": n} for n in (2, 4, 16)},
-    ),
-    Comparison(
-        "Temperature",
-        "Does it help to explore first (1.3) and settle later (0.7)?",
-        "constant 1.0",
-        {"annealed": {"temperature": 1.3, "last_temperature": 0.7}},
-    ),
-    Comparison(
-        "Loss",
-        "Over what is the loss averaged: the tokens of the batch, of each completion, or a constant?",
-        "dapo",
-        {f"loss_{name}": {"loss_type": name} for name in ("grpo", "bnpo", "dr_grpo")},
-    ),
-    Comparison(
-        "Advantage scale",
-        "Is the advantage divided by the spread of its group, of the batch, or by nothing?",
-        "group",
-        {f"scale_{name}": {"scale_rewards": name} for name in ("batch", "none")},
-    ),
-    Comparison(
-        "Learning rate",
-        "How much does the usual first knob matter beside the others?",
-        "1e-3",
-        {"lr_3e-4": {"learning_rate": 3e-4}, "lr_3e-3": {"learning_rate": 3e-3}},
-    ),
-)
+FORMAT_ONLY = {"format_reward": 0.5, "soft_format_reward": 0.5}
+SPARSE = {"correctness_reward": 1.0, "format_reward": 1.0, "soft_format_reward": 0.0}
+QUESTIONS = {  # title -> question, and what the baseline is called there
+    "Stages": ("Does it help to teach the format first, and pay for right answers only from step 15?", "all at once"),
+    "Reward weights": ("Does it help to give a reward more weight while it is rarely earned?", "fixed"),
+    "Soft or sparse": ("What is partial credit for the format worth?", "soft"),
+    "Group size": ("32 completions a step: few prompts with many, or many prompts with few?", "8 of each prompt"),
+    "Temperature": ("Does it help to explore first (1.3) and settle later (0.7)?", "constant 1.0"),
+    "Loss": ("Over what is the loss averaged: the tokens of the batch, of each completion, or a constant?", "dapo"),
+    "Advantage scale": ("Is the advantage divided by the spread of its group, of the batch, or by nothing?", "group"),
+    "Learning rate": ("How much does the usual first knob matter beside the others?", "1e-3"),
+}
+CHANGES = {  # title -> the recipes that answer its question: name -> what it changes of the baseline
+    "Stages": {"format_first": {"stages": [[0, FORMAT_ONLY], [15, WEIGHTS]]}},
+    "Reward weights": {"adaptive": {"adaptive": True}},
+    "Soft or sparse": {"sparse": {"weights": SPARSE}},
+    "Group size": {f"group_{n}": {"num_generations": n} for n in (2, 4, 16)},
+    "Temperature": {"annealed": {"temperature": 1.3, "last_temperature": 0.7}},
+    "Loss": {f"loss_{name}": {"loss_type": name} for name in ("grpo", "bnpo", "dr_grpo")},
+    "Advantage scale": {f"scale_{name}": {"scale_rewards": name} for name in ("batch", "none")},
+    "Learning rate": {"lr_3e-4": {"learning_rate": 3e-4}, "lr_3e-3": {"learning_rate": 3e-3}},
+}
+COMPARISONS = tuple(Comparison(title, *QUESTIONS[title], recipes) for title, recipes in CHANGES.items())
 RECIPES: dict[str, Row] = {"baseline": {}} | {name: changes for c in COMPARISONS for name, changes in c.recipes.items()}
 MEASURES = {"correct": "held out", "curve": "while training"}
 
@@ -107,12 +63,7 @@ def recipe_settings(recipe: str) -> Row:
 
 
 def read_record(path: Path = RECORD) -> tuple[Row, list[Row]]:
-    """The header and the runs; a half-written last line is left out.
-
-    Raises:
-        MissingInputError: with the command that makes the record.
-        ValueError: where it is damaged or holds no run.
-    """
+    """The header and the runs; a half-written last line is left out. Raises MissingInputError or ValueError."""
     way = "make it with `make recipes` (one to two hours on two cores)"
     if not path.exists():
         raise MissingInputError(f"{relative(path)} is not there: {way}, or name recipes to train in RECIPES.")
@@ -129,34 +80,24 @@ def compare_recipes(runs: Sequence[Row]) -> pd.DataFrame:
     For both measures (`correct`, on held-out problems, and `curve`, while training) there are the mean, the
     `_difference`, `_low` and `_high` of its 95 % t-interval over seeds, and the `_verdict`. `reached` is the
     median over seeds of the step at which half of the training completions were right, NaN where the median
-    run never got there.
-
-    Raises:
-        ValueError: for runs of different lengths, and for two runs of one recipe and seed.
+    run never got there. Raises ValueError for runs of different lengths, and for two runs of one recipe and seed.
     """
     runs = [run for run in runs if run["recipe"] != UNTRAINED]
     lengths = sorted({f"{run['steps']} steps" for run in runs})
     if len(lengths) > 1:
         raise ValueError(f"Runs of different lengths cannot be compared: {', '.join(lengths)}")
-    values = pd.DataFrame(
-        {
-            "recipe": run["recipe"],
-            "seed": run["seed"],
-            "correct": run["held_out"]["correct"],
-            "format": run["held_out"]["format"],
-            "curve": np.mean(run["curves"]["correctness"]),
-            "reached": first_reached(run["curves"]["correctness"]),
-            "no_spread": np.mean(run["curves"]["no_spread"]),
-        }
-        for run in runs
-    ).set_index(["recipe", "seed"])
+    rows = []
+    for run in runs:
+        right, spread = run["curves"]["correctness"], run["curves"]["no_spread"]
+        curves = {"curve": np.mean(right), "reached": first_reached(right), "no_spread": np.mean(spread)}
+        rows.append({"recipe": run["recipe"], "seed": run["seed"], **run["held_out"], **curves})
+    values = pd.DataFrame(rows).set_index(["recipe", "seed"])
     if values.index.has_duplicates:
         recipe, seed = values.index[values.index.duplicated()][0]
         raise ValueError(f"There are two runs of {recipe} with seed {seed}.")
     there = values.index.unique("recipe")
     names = [*(name for name in RECIPES if name in there), *there.difference(list(RECIPES))]
-    base = values.loc["baseline"] if "baseline" in names else values.iloc[:0].droplevel("recipe")
-    lines = {}
+    base, lines = values.loc["baseline"] if "baseline" in names else values.iloc[:0].droplevel("recipe"), {}
     for name in names:
         own = values.loc[name]
         seeds = own.index.intersection(base.index if name != "baseline" else [])
@@ -165,10 +106,12 @@ def compare_recipes(runs: Sequence[Row]) -> pd.DataFrame:
         line |= {"reached": reached if np.isfinite(reached) else np.nan, "no_spread": own["no_spread"].mean()}
         for measure in MEASURES:
             mean, low, high = t_interval((own[measure] - base[measure]).loc[seeds])
-            verdict = "baseline" if name == "baseline" else difference_verdict(low, high, len(seeds))
-            line[measure] = own[measure].mean()
-            line |= dict(zip((f"{measure}_{part}" for part in ("difference", "low", "high")), (mean, low, high)))
-            line[f"{measure}_verdict"] = verdict
+            verdict = "better" if low > 0 else "worse" if high < 0 else "no difference seen"
+            verdict = "identical" if low == high == 0 else verdict
+            verdict = {0: "no seed in common", 1: "one seed: no interval"}.get(len(seeds), verdict)
+            verdict = "baseline" if name == "baseline" else verdict
+            found = {"_difference": mean, "_low": low, "_high": high, "_verdict": verdict}
+            line |= {measure: own[measure].mean()} | {f"{measure}{part}": value for part, value in found.items()}
         lines[name] = line
     return pd.DataFrame.from_dict(lines, orient="index").rename_axis("recipe")
 
@@ -184,11 +127,7 @@ def first_reached(curve: Sequence[float], level: float = 0.5) -> float:
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean with its 95 % t-interval; one value has no interval, none has no mean (NaN).
-
-    >>> [round(float(value), 3) for value in t_interval([1.0, 2.0, 3.0])]
-    [2.0, -0.484, 4.484]
-    """
+    """Mean with its 95 % t-interval; one value has no interval, none has no mean (NaN)."""
     values = np.asarray(values, dtype=float)
     if len(values) < 2:
         return values.sum() if len(values) else np.nan, np.nan, np.nan
@@ -196,21 +135,11 @@ def t_interval(values: Sequence[float]) -> tuple[float, float, float]:
     return values.mean(), values.mean() - half, values.mean() + half
 
 
-def difference_verdict(low: float, high: float, pairs: int) -> str:
-    """In words, from the interval of a paired difference alone."""
-    if pairs < 2:
-        return "one seed: no interval" if pairs else "no seed in common"
-    if low == high == 0:
-        return "identical"
-    return "better" if low > 0 else "worse" if high < 0 else "no difference seen"
-
-
 def points_text(line: Mapping[str, Any], measure: str) -> str:
     """A difference in percentage points with its interval."""
     middle, low, high = (100 * line[f"{measure}_{name}"] for name in ("difference", "low", "high"))
-    if np.isnan(middle):
-        return "–"
-    return f"{middle:+.1f}" + ("" if np.isnan(low) else f" ({low:+.1f} to {high:+.1f})")
+    interval = "" if np.isnan(low) else f" ({low:+.1f} to {high:+.1f})"
+    return "–" if np.isnan(middle) else f"{middle:+.1f}{interval}"
 
 
 def recipe_table(table: pd.DataFrame) -> pd.DataFrame:
@@ -248,8 +177,8 @@ def recipe_sentences(table: pd.DataFrame) -> list[str]:
 def chance_sentence(table: pd.DataFrame) -> str:
     """How many intervals there are, how many exclude 0, and how many would by chance alone."""
     verdicts = [table[f"{measure}_verdict"] for measure in MEASURES]
-    clear = [int(v.isin(["better", "worse"]).sum()) for v in verdicts]
-    of = [int(v.isin(["better", "worse", "no difference seen"]).sum()) for v in verdicts]
+    clear = [v.isin(["better", "worse"]).sum() for v in verdicts]
+    of = [v.isin(["better", "worse", "no difference seen"]).sum() for v in verdicts]
     return (
         f"{clear[0]} of {of[0]} intervals exclude 0 on held-out problems, {clear[1]} of {of[1]} while training. "
         f"If no recipe had any effect, about one in twenty would: {0.05 * sum(of):.1f} of {sum(of)}."

@@ -1,12 +1,10 @@
 """What an evaluation shows, in sentences and in one table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import Any
 
 import pandas as pd
 
+from lab.files import Row
 from lab.measure.estimates import problems_needed
 from lab.measure.evaluate import GREEDY, SAMPLED
 
@@ -23,27 +21,30 @@ def is_share(measure: str) -> bool:
     return measure.startswith(SHARES)
 
 
-def verdict_of(change: dict[str, Any]) -> str:
+def verdict_of(change: Row) -> str:
     """Better or worse where the interval excludes 0 and, where there is an exact p-value, it agrees."""
     if change["low"] <= 0 <= change["high"] or change.get("p", 0) >= SIGNIFICANT:
         return NO_GAIN
     return BETTER if change["estimate"] > 0 else WORSE
 
 
-def verdict_by_measure(record: dict[str, Any]) -> dict[str, str]:
-    """Of the model in question against the baseline: by greedy correct, and by pass@1 where samples were taken."""
-    change = record["difference"][record["other"]]
-    measures = {"correct": change[GREEDY]["correct"], "pass@1": change[SAMPLED].get("pass@1")}
-    return {name: verdict_of(one) for name, one in measures.items() if one}
-
-
-def comparison_sentences(record: dict[str, Any]) -> Iterator[str]:
+def comparison_sentences(record: Row) -> Iterator[str]:
     """What a person should know of the comparison, the verdicts first."""
-    change, k = record["difference"][record["other"]], record["settings"]["n_samples"]
-    yield from measure_sentences(record, "correct", change[GREEDY]["correct"], "correct, greedy")
-    if "pass@1" in change[SAMPLED]:
-        label = f"pass@1 at temperature {record['settings']['temperature']:g}"
-        yield from measure_sentences(record, "pass@1", change[SAMPLED]["pass@1"], label)
+    change, settings, n = record["difference"][record["other"]], record["settings"], record["n"]
+    measures = {"correct": (GREEDY, "correct, greedy")}
+    measures["pass@1"] = (SAMPLED, f"pass@1 at temperature {settings['temperature']:g}")
+    for name, verdict in record["verdict"].items():
+        decoding, label = measures[name]
+        one = change[decoding][name]
+        test = "McNemar's test" if "gained" in one else "sign flips"
+        p = f", p {p_text(one['p'])} by {test}" if "p" in one else ""
+        points, interval = signed_points(one["estimate"]), interval_text(one)
+        yield f"{HEADLINES[verdict]} ({label}): {points} points, 95 % interval {interval}, n = {n}{p}."
+        if verdict == NO_GAIN and one.get("gained", 0) > one.get("lost", 0):
+            needed = problems_needed(one["gained"], one["lost"], n)
+            if needed > n:
+                yield f"About {needed:,} problems would be needed to show a gain of this size."
+    k = settings["n_samples"]
     most = change[SAMPLED].get(f"pass@{k}")
     if k > 1 and BETTER in record["verdict"].values() and verdict_of(most) == WORSE:
         yield (
@@ -51,30 +52,16 @@ def comparison_sentences(record: dict[str, Any]) -> Iterator[str]:
             "attempts fewer problems are solved at all. That is known of RL (Yue et al. 2025): answers get surer, and "
             "less varied."
         )
-    for kind, label in ((GREEDY, "greedy"), (SAMPLED, "sampled")):
-        models = [model for model in (record["baseline"], record["other"]) if record[kind][model]]
-        finished = {model: record[kind][model]["finished"]["estimate"] for model in models}
+    for decoding in (GREEDY, SAMPLED):
+        models = [model for model in (record["baseline"], record["other"]) if record[decoding][model]]
+        finished = {model: record[decoding][model]["finished"]["estimate"] for model in models}
         if finished and min(finished.values()) < CUT_FROM:
             cut = " and ".join(f"{100 * (1 - share):.0f} % of {model}'s" for model, share in finished.items())
-            yield f"{cut} {label} answers were cut at {record['settings']['max_new_tokens']} tokens."
-    if record["n"] < ROUGH:
-        yield f"With {record['n']} problems an interval is rough: evaluate {ROUGH} or more before you rely on it."
-    if record["left_out"]:
-        lost, judge = record["left_out"], record["correct_by"]
-        yield f"Left out: {lost} of {record['n'] + lost} problems, of which {judge} cannot say what is right."
-
-
-def measure_sentences(record: dict[str, Any], name: str, change: dict[str, Any], label: str) -> Iterator[str]:
-    """The verdict on one measure, and how many problems would show a gain that could not be shown."""
-    verdict, n = record["verdict"][name], record["n"]
-    test = "McNemar's test" if "gained" in change else "sign flips"
-    p = f", p {p_text(change['p'])} by {test}" if "p" in change else ""
-    points, interval = signed_points(change["estimate"]), interval_text(change)
-    yield f"{HEADLINES[verdict]} ({label}): {points} points, 95 % interval {interval}, n = {n}{p}."
-    if verdict == NO_GAIN and change.get("gained", 0) > change.get("lost", 0):
-        needed = problems_needed(change["gained"], change["lost"], n)
-        if needed > n:
-            yield f"About {needed:,} problems would be needed to show a gain of this size."
+            yield f"{cut} {decoding} answers were cut at {settings['max_new_tokens']} tokens."
+    if n < ROUGH:
+        yield f"With {n} problems an interval is rough: evaluate {ROUGH} or more before you rely on it."
+    if lost := record["left_out"]:
+        yield f"Left out: {lost} of {n + lost} problems, of which {record['correct_by']} cannot say what is right."
 
 
 def signed_points(value: float, factor: float = 100) -> str:
@@ -86,7 +73,7 @@ def signed_points(value: float, factor: float = 100) -> str:
     return f"{round(factor * value, 1) + 0.0:+.1f}".replace("-", "−")
 
 
-def interval_text(change: dict[str, Any], factor: float = 100) -> str:
+def interval_text(change: Row, factor: float = 100) -> str:
     """An interval as it is read, in points."""
     return f"{signed_points(change['low'], factor)} to {signed_points(change['high'], factor)}"
 
@@ -95,35 +82,31 @@ def p_text(p: float) -> str:
     return "< 0.0001" if p < 0.0001 else f"= {p:.2g}"
 
 
-def summary_table(record: dict[str, Any]) -> pd.DataFrame:
+def summary_table(record: Row) -> pd.DataFrame:
     """The evaluation as a person reads it: a line a measure, a column a model, and the difference that the verdict is on."""
-    k, at = record["settings"]["n_samples"], f", temperature {record['settings']['temperature']:g}"
+    first, last, k = record["baseline"], record["other"], record["settings"]["n_samples"]
+    at = f", temperature {record['settings']['temperature']:g}"
     measures = [(GREEDY, "format", "strict format, greedy"), (GREEDY, "correct", "correct, greedy")]
     measures += [(GREEDY, "right_anyhow", "right in any style, greedy"), (SAMPLED, "pass@1", f"pass@1{at}")]
     measures += [(SAMPLED, f"{name}@{k}", f"{name}@{k}{at}") for name in ("pass", "maj") if k > 1]
     for name, label in (("finished", "not cut"), ("tokens", "mean tokens"), ("tokens_per_second", "tokens a second")):
         measures += [(GREEDY, name, f"{label}, greedy"), (SAMPLED, name, f"{label}{at}")]
-    known = [one for one in measures if one[1] in record[one[0]].get(record["baseline"], {})]
-    return pd.DataFrame({label: measure_line(record, kind, name) for kind, name, label in known}).T
-
-
-def measure_line(record: dict[str, Any], decoding: str, name: str) -> dict[str, Any]:
-    """A measure's line of `summary_table`."""
-    first, last = record["baseline"], record["other"]
-    cells = {}
-    for model in (first, *(m for m in record["models"] if m not in (first, last)), last):
-        value = record[decoding][model][name]
-        value = value["estimate"] if isinstance(value, dict) else value
-        number = f"{value:,.0f}" if name == "tokens_per_second" else f"{value:.1f}"
-        cells[model] = f"{100 * value:.1f} %" if is_share(name) else number
-    change = record["difference"][last][decoding].get(name)
-    if change is None:
-        return {**cells, "difference": "", "95 % interval": "", "p": "", "n": record["n"]}
-    factor, unit = (100, " points") if is_share(name) else (1, "")
-    return {
-        **cells,
-        "difference": f"{signed_points(change['estimate'], factor)}{unit}",
-        "95 % interval": interval_text(change, factor),
-        "p": p_text(change["p"]).removeprefix("= ") if "p" in change else "",
-        "n": change["n"],
-    }
+    lines = {}
+    for decoding, name, label in measures:
+        if name not in record[decoding].get(first, {}):
+            continue
+        cells = {}
+        for model in (first, *(m for m in record["models"] if m not in (first, last)), last):
+            value = record[decoding][model][name]
+            value = value["estimate"] if isinstance(value, dict) else value
+            number = f"{value:,.0f}" if name == "tokens_per_second" else f"{value:.1f}"
+            cells[model] = f"{100 * value:.1f} %" if is_share(name) else number
+        cells |= {"difference": "", "95 % interval": "", "p": "", "n": record["n"]}
+        if change := record["difference"][last][decoding].get(name):
+            factor, unit = (100, " points") if is_share(name) else (1, "")
+            cells["difference"] = f"{signed_points(change['estimate'], factor)}{unit}"
+            cells["95 % interval"] = interval_text(change, factor)
+            cells["p"] = p_text(change["p"]).removeprefix("= ") if "p" in change else ""
+            cells["n"] = change["n"]
+        lines[label] = cells
+    return pd.DataFrame(lines).T

@@ -1,25 +1,19 @@
 """The exercises of notebook 00: five short functions of GRPO, with feedback that names the usual mistakes.
 
-A cell of the notebook holds a function with a mistake that people really make. The reader mends it until it is right:
+Each mistake is stored as a function that makes it. An attempt that returns the same numbers made the same mistake:
 
->>> def my_mean(per_token, mask):
-...     return (per_token * mask).mean()
->>> print(MEAN.feedback(my_mean))
+>>> print(MEAN.feedback(lambda per_token, mask: (per_token * mask).mean()))
 Not yet: padding is counted. Its values are masked, but the divisor is the number of all places.
 Divide by the number of tokens.
 
-Each mistake is stored as a function that makes it. An attempt that returns the same numbers made the same mistake.
 For any other mistake, the feedback shows the first call that differs, with what came and what was expected.
-
-Shapes: B completions, P places of a prompt, T places of a completion.
 """
-
-from __future__ import annotations
 
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,27 +21,19 @@ import torch
 from torch import Tensor
 
 WIDTH = 100  # characters of a line of feedback
+close = partial(torch.allclose, rtol=1e-5, atol=1e-5)
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """One function to write.
+    """One function to write."""
 
-    Args:
-        task: what the function computes.
-        lesson: shown once the attempt is right.
-        calls: the arguments of the calls by which an attempt is judged.
-        solution: a right function.
-        mistakes: a sentence that helps -> a function that makes the mistake.
-        has_gradient: whether the first argument has to get a gradient.
-    """
-
-    task: str
-    lesson: str
-    calls: Sequence[tuple[Any, ...]]
-    solution: Callable[..., Tensor]
-    mistakes: Mapping[str, Callable[..., Tensor]]
-    has_gradient: bool = True
+    task: str  # what the function computes
+    lesson: str  # shown once the attempt is right
+    calls: Sequence[tuple[Any, ...]]  # the arguments of the calls by which an attempt is judged
+    solution: Callable[..., Tensor]  # a right function
+    mistakes: Mapping[str, Callable[..., Tensor]]  # a sentence that helps -> a function that makes the mistake
+    has_gradient: bool = True  # whether the first argument has to get a gradient
 
     def feedback(self, attempt: Callable[..., Tensor]) -> str:
         """What to tell the author of an attempt: "Right: …" or "Not yet: …". Errors of the attempt become text too."""
@@ -60,8 +46,8 @@ class Exercise:
                     raise ValueError(f"the result's shape is {tuple(shape)}, and {tuple(numbers.shape)} is expected.")
             except Exception as error:
                 return self.not_yet(f"{type(error).__name__}: {str(error)[:300]}", call)
-        differing = [i for i in range(len(came)) if not close(came[i][0], expected[i][0])]
-        if not differing:
+        right = [close(numbers, wanted) for (numbers, _), (wanted, _) in zip(came, expected)]
+        if all(right):
             if all(close(slope, wanted) for (_, slope), (_, wanted) in zip(came, expected)):
                 return textwrap.fill(f"Right: {self.lesson}", WIDTH)
             return self.not_yet(
@@ -71,9 +57,8 @@ class Exercise:
         for sentence, mistaken in self.mistakes.items():
             if all(close(numbers, self.run(mistaken, call)[0]) for call, (numbers, _) in zip(self.calls, came)):
                 return self.not_yet(sentence)
-        first = differing[0]
-        sentence = f"the numbers differ. The task: {self.task}"
-        return self.not_yet(sentence, self.calls[first], came=came[first][0], expected=expected[first][0])
+        call, numbers, wanted = (of_each[right.index(False)] for of_each in (self.calls, came, expected))
+        return self.not_yet(f"the numbers differ. The task: {self.task}", call, came=numbers[0], expected=wanted[0])
 
     @property
     def names(self) -> list[str]:
@@ -106,10 +91,6 @@ class Exercise:
         return "\n".join(lines)
 
 
-def close(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, rtol=1e-5, atol=1e-5)
-
-
 def floats(*values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
@@ -125,11 +106,8 @@ ADVANTAGES = Exercise(
     "(the form with n - 1) plus 1e-4. The group_size completions of one prompt stand side by side.",
     lesson="a completion is compared only with the others of its own prompt. An easy prompt is no head start, and a "
     "group whose rewards are all equal teaches nothing.",
-    calls=(
-        (floats(1, 0, 3, 5, 2, 2), 2),
-        (floats(0, 1, 0.5, 0, 2, 3, 2, 2.25), 4),
-        (floats(1, 1, 1, 0, 0, 0), 3),  # the prompts differ, the completions of each do not
-    ),
+    # in the last call the prompts differ, and the completions of each do not
+    calls=((floats(1, 0, 3, 5, 2, 2), 2), (floats(0, 1, 0.5, 0, 2, 3, 2, 2.25), 4), (floats(1, 1, 1, 0, 0, 0), 3)),
     solution=right_advantages,
     mistakes={
         "the advantages were not taken within the group. Mean and standard deviation are those of the whole batch, so "
@@ -148,20 +126,14 @@ def right_mask(ids: Tensor, prompt_length: int, end: int, pad: int) -> Tensor:
     return torch.cat([torch.zeros_like(ids[:, :prompt_length]), completion], dim=1)
 
 
+PADDED = torch.tensor([[0, 0, 5, 2, 7, 8, 2, 0, 0], [0, 6, 2, 5, 7, 2, 0, 0, 0], [5, 2, 6, 2, 7, 8, 7, 8, 6]])
+PADDED_WITH_END = torch.tensor([[2, 5, 6, 7, 8, 2, 2], [6, 2, 5, 2, 2, 2, 2], [2, 2, 6, 8, 7, 5, 6]])
 MASK = Exercise(
     task="In the shape of ids, 1 on the completion's tokens up to and including its first end token, 0 on the prompt and "
     "on the padding. A row is a left-padded prompt of prompt_length places and a right-padded completion. A completion "
     "without end token was cut at the limit, and is all 1.",
     lesson="only what the policy itself wrote enters the loss, and its decision to stop is part of it.",
-    calls=(
-        (
-            torch.tensor([[0, 0, 5, 2, 7, 8, 2, 0, 0], [0, 6, 2, 5, 7, 2, 0, 0, 0], [5, 2, 6, 2, 7, 8, 7, 8, 6]]),
-            4,
-            2,
-            0,
-        ),
-        (torch.tensor([[2, 5, 6, 7, 8, 2, 2], [6, 2, 5, 2, 2, 2, 2], [2, 2, 6, 8, 7, 5, 6]]), 3, 2, 2),  # pads with end
-    ),
+    calls=((PADDED, 4, 2, 0), (PADDED_WITH_END, 3, 2, 2)),
     solution=right_mask,
     mistakes={
         "the mask also covers the prompt. Its tokens were given to the policy, it did not choose them.": (
@@ -196,9 +168,7 @@ KL = Exercise(
     ),
     solution=right_kl,
     mistakes={
-        "this is k1, logps - ref_logps. Its mean is right, but at a single token it can be negative.": (
-            lambda logps, ref_logps: logps - ref_logps
-        ),
+        "this is k1, logps - ref_logps. Its mean is right, but at a single token it can be negative.": torch.sub,
         "the direction is turned round. Policy and reference have changed places, and the samples are the policy's.": (
             lambda logps, ref_logps: right_kl(ref_logps, logps)
         ),
@@ -207,9 +177,8 @@ KL = Exercise(
 
 
 def right_clip(logps: Tensor, old_logps: Tensor, advantages: Tensor, epsilon: float, epsilon_high: float) -> Tensor:
-    ratio = (logps - old_logps).exp()
-    clipped = ratio.clamp(1 - epsilon, 1 + epsilon_high)
-    return -torch.min(ratio * advantages[:, None], clipped * advantages[:, None])
+    ratio, advantages = (logps - old_logps).exp(), advantages[:, None]
+    return -torch.min(ratio * advantages, ratio.clamp(1 - epsilon, 1 + epsilon_high) * advantages)
 
 
 CLIP = Exercise(
@@ -219,14 +188,8 @@ CLIP = Exercise(
     lesson="a token whose ratio has already left the interval in the direction of its advantage gets no more gradient, "
     "so one batch cannot push the policy far.",
     calls=(
-        (
-            floats([-0.6, -1.5, -1], [-1.2, -0.9, -1.5]),
-            floats([-1, -1, -1], [-2, -0.5, -1.5]),
-            floats(1, -0.5),
-            0.2,
-            0.28,
-        ),
-        (floats([-0.78, -1.1], [-0.7, -0.2]), floats([-1, -1], [-1.1, -0.5]), floats(1.5, -1), 0.1, 0.3),
+        (*floats([[-0.6, -1.5, -1], [-1.2, -0.9, -1.5]], [[-1, -1, -1], [-2, -0.5, -1.5]]), floats(1, -0.5), 0.2, 0.28),
+        (*floats([[-0.78, -1.1], [-0.7, -0.2]], [[-1, -1], [-1.1, -0.5]]), floats(1.5, -1), 0.1, 0.3),
     ),
     solution=right_clip,
     mistakes={

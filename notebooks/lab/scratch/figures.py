@@ -1,9 +1,4 @@
-"""The figures of notebook 00: where a group's spread comes from, what the loss does to a token, and how a run goes.
-
-They draw what the notebook computes, and compute nothing of the algorithm.
-"""
-
-from __future__ import annotations
+"""The figures of notebook 00. They draw what the notebook computes, and compute nothing of the algorithm."""
 
 import html
 import math
@@ -14,6 +9,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from IPython.display import HTML
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -21,18 +17,14 @@ from lab.show import figure_style as style
 
 WIDTH = 11  # inches, as wide as a notebook shows a figure
 BLUE, RED = style.BLUE, style.VERMILION
-
-
 Curves = dict[int, np.ndarray]
 
 
 def signal_figure(chances: Curves, rates: np.ndarray, shares: np.ndarray) -> Figure:
     """The chance that a group has right and wrong completions, by the prompt's pass rate, over where the prompts lie.
 
-    Args:
-        chances: group size -> chance (0..1) at each of `rates`, shape (rates,).
-        rates: pass rates, 0..1, rising, shape (rates,).
-        shares: measured pass rate of each prompt, 0..1, shape (prompts,).
+    `chances`: group size -> chance (0..1) at each of `rates`, which are pass rates (0..1), rising. `shares`: measured
+    pass rate (0..1) of each prompt.
     """
     with style.styled():
         layout = {"sharex": True, "height_ratios": (2, 1), "layout": "constrained"}
@@ -44,27 +36,21 @@ def signal_figure(chances: Curves, rates: np.ndarray, shares: np.ndarray) -> Fig
             text = str(size) if nth else f"groups of {size}"
             upper.text(rates[at], 100 * chance[at], text, fontweight="bold", ha="center", va="center", bbox=box)
         upper.set(title="With a right-or-wrong reward a group teaches only if it has both", ylim=(-3, 106))
-        upper.set_ylabel("chance of both in a group, percent")
-        upper.set_yticks(range(0, 101, 25))
-        draw_prompts(lower, np.asarray(shares, float).round(6))
-        lower.set_xlim(-0.07, 1.07)
+        upper.set(ylabel="chance of both in a group, percent", yticks=range(0, 101, 25))
+        # Below: how many prompts have which pass rate. Those of 0 and 1, which showed no spread, are red and counted.
+        places, counts = np.unique(np.asarray(shares, float).round(6), return_counts=True)
+        width = 0.8 * min([1 / 8, *np.diff(places)])
+        lower.bar(places, counts, width, color=[RED if place in (0, 1) else BLUE for place in places])
+        lower.set_ylim(0, max(counts) / 0.7)  # the words stand above the highest bar
+        lower.yaxis.get_major_locator().set_params(integer=True, nbins=4)
+        for end, side, text in ((0, "left", "no sample right"), (1, "right", "all samples right")):
+            if count := counts[places == end].sum():
+                look = {"transform": lower.get_xaxis_transform(), "ha": side, "va": "top", "fontsize": 9}
+                lower.text(end + (end - 0.5) * width, 0.97, f"{count} of {len(shares)} prompts: {text}", **look)
+        lower.set(title="Where this policy's prompts lie", ylabel="prompts", xlim=(-0.07, 1.07))
+        lower.set_xlabel("pass rate of a prompt: share of its completions that are right")
         lower.set_xticks(np.arange(9) / 8, ["0", "1/8", "1/4", "3/8", "1/2", "5/8", "3/4", "7/8", "1"])
     return figure
-
-
-def draw_prompts(axes: Axes, shares: np.ndarray) -> None:
-    """How many prompts have which measured pass rate. Those of 0 and 1, which showed no spread, are red and counted."""
-    places, counts = np.unique(shares, return_counts=True)
-    width = 0.8 * min([1 / 8, *np.diff(places)])
-    axes.bar(places, counts, width, color=[RED if place in (0, 1) else BLUE for place in places])
-    axes.set_ylim(0, max(counts) / 0.7)  # the words stand above the highest bar
-    axes.yaxis.get_major_locator().set_params(integer=True, nbins=4)
-    for end, side, text in ((0, "left", "no sample right"), (1, "right", "all samples right")):
-        if count := int((shares == end).sum()):
-            place = {"transform": axes.get_xaxis_transform(), "ha": side, "va": "top"}
-            axes.text(end + (end - 0.5) * width, 0.97, f"{count} of {len(shares)} prompts: {text}", fontsize=9, **place)
-    axes.set(title="Where this policy's prompts lie", ylabel="prompts")
-    axes.set_xlabel("pass rate of a prompt: share of its completions that are right")
 
 
 SURPRISING = 0.01  # at this probability and below, a token has the full colour
@@ -87,17 +73,8 @@ def token_strip(
     """Each completion's tokens as HTML, the more strongly coloured the less probable the policy found them.
 
     A token's text comes from a model: it is escaped, and characters that cannot be seen or that turn the text around
-    are named.
-
-    Args:
-        completions: tokens of each completion, as text.
-        probabilities: the policy's probability (0..1) of each of those tokens.
-        heads: a line of text over each completion.
-
-    Raises ValueError where the lengths of the three differ.
+    are named. `probabilities` (0..1) are the policy's; `heads` are a line of text over each completion.
     """
-    from IPython.display import HTML
-
     steps = ((1.0, "100 %"), (0.5, "50 %"), (0.1, "10 %"), (0.05, "<u>5 %</u>"), (SURPRISING, "<u>1 % or less</u>"))
     boxes = "".join(f'<span style="background:{surprise_colour(chance)}">{text}</span>' for chance, text in steps)
     signs = "↵ line break, · blank; a token's numbers show under the pointer"
@@ -110,16 +87,13 @@ def token_strip(
 
 def token_span(token: str, chance: float) -> str:
     """One token: coloured, underlined if improbable, its numbers in the tooltip."""
-    text = "".join(visible(character) for character in token) or "∅"  # a token may be empty: half of a character
-    text = f"<u>{html.escape(text)}</u>" if chance < UNDERLINED else html.escape(text)
+    # Line breaks and blanks are shown as signs; control, format and unknown characters by their number.
+    named = {one: f"[U+{ord(one):04X}]" for one in token if unicodedata.category(one)[0] in "CZ"} | SIGNS
+    text = "".join(named.get(character, character) for character in token)
+    text = html.escape(text or "∅")  # a token may be empty: half of a character
+    text = f"<u>{text}</u>" if chance < UNDERLINED else text
     numbers = f"probability {chance:.3g}, log-probability {math.log(chance) if chance > 0 else -math.inf:.3g}"
     return f'<span style="background:{surprise_colour(chance)}" title="{numbers}">{text}</span>'
-
-
-def visible(character: str) -> str:
-    """Line breaks and blanks as signs; control, format and unknown characters by their number."""
-    hidden = unicodedata.category(character)[0] in "CZ"
-    return SIGNS.get(character) or (f"[U+{ord(character):04X}]" if hidden else character)
 
 
 def surprise_colour(chance: float) -> str:
@@ -131,16 +105,14 @@ def surprise_colour(chance: float) -> str:
 def pull_figure(pulls: dict[str, np.ndarray], tokens: Sequence[int], names: Sequence[str]) -> Figure:
     """How hard each loss type pulls on one token of each completion, a panel a loss type, on one scale.
 
-    Args:
-        pulls: loss type -> pull, up (the token is made likelier) or down, of each completion, shape (completions,).
-        tokens: the length of each completion.
-        names: what each completion is called.
+    `pulls`: loss type -> pull, up (the token is made likelier) or down, of each completion, shape (completions,).
+    `tokens` and `names`: the length of each completion, and what it is called.
     """
     with style.styled():
         layout = {"sharey": True, "squeeze": False, "layout": "constrained"}
-        figure, panels = plt.subplots(1, len(pulls), figsize=(WIDTH, 3.6), **layout)
+        figure, (panels,) = plt.subplots(1, len(pulls), figsize=(WIDTH, 3.6), **layout)
         labels = [f"{name}\n{count} tokens" for name, count in zip(names, tokens, strict=True)]
-        for axes, (name, pull) in zip(panels[0], pulls.items()):
+        for axes, (name, pull) in zip(panels, pulls.items()):
             bars = axes.bar(range(len(labels)), pull, 0.7, color=[RED if one < 0 else BLUE for one in pull])
             numbers = [f"{one:+#.2g}".replace("-", "−") for one in pull]
             axes.bar_label(bars, numbers, padding=2, fontsize=style.SMALL)
@@ -149,37 +121,30 @@ def pull_figure(pulls: dict[str, np.ndarray], tokens: Sequence[int], names: Sequ
             axes.set(title=name, xlim=(-0.6, len(labels) - 0.4))
             axes.tick_params(axis="y", labelsize=style.SMALL)
             axes.grid(False, axis="x")
-        first = panels[0, 0]
-        first.margins(y=0.15)
-        first.set_ylabel("pull on one token:\n−∂loss / ∂ its log-probability", fontsize=9)
-        style.plain_numbers(first)
+        panels[0].margins(y=0.15)
+        panels[0].set_ylabel("pull on one token:\n−∂loss / ∂ its log-probability", fontsize=9)
+        style.plain_numbers(panels[0])
         title = "How hard each loss type pulls on one token of a completion (up: it is made likelier)"
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     return figure
 
 
-CLIP_WORDS = {
-    1: ("likelier", "likely enough,\nno more push up"),
-    -1: ("less likely", "unlikely enough,\nno more push down"),
-}
+# What a good and a bad completion's token is to become, what the clip then says, and the free corner.
+PUSHED_UP = (BLUE, "likelier", "likely enough,\nno more push up", "upper left")
+PUSHED_DOWN = (RED, "less likely", "unlikely enough,\nno more push down", "upper right")
 
 
 def clip_figure(ratios: np.ndarray, objectives: Curves, slopes: Curves, epsilon: float, epsilon_high: float) -> Figure:
     """The clipped objective of one token over its ratio, for a good and a bad completion, and where it has no gradient.
 
-    Args:
-        ratios: new probability / old probability of the token, rising, shape (ratios,).
-        objectives: advantage (+1, -1) -> objective, which is the negative loss, shape (ratios,).
-        slopes: the same -> the objective's slope over the ratio, shape (ratios,); 0 where the clip holds.
-        epsilon: how far below 1 the ratio counts.
-        epsilon_high: how far above 1.
+    `ratios`: new probability / old probability of the token, rising, shape (ratios,). For advantage +1 and -1 each,
+    `objectives` are the negative loss, and `slopes` its slope over the ratio: 0 where the clip holds.
     """
     edges = ((1 - epsilon, "1 − epsilon", "right"), (1 + epsilon_high, "1 + epsilon_high", "left"))
     with style.styled():
         figure, panels = plt.subplots(1, 2, figsize=(WIDTH, 4.2), layout="constrained")
         for axes, advantage in zip(panels, objectives):
-            wish, enough = CLIP_WORDS[advantage]
-            colour = BLUE if advantage > 0 else RED
+            colour, wish, enough, corner = PUSHED_UP if advantage > 0 else PUSHED_DOWN
             axes.plot(ratios, objectives[advantage], color=colour, linewidth=2.5, label="objective, clipped")
             axes.plot(ratios, ratios * advantage, "--", color="black", linewidth=1, zorder=1.5, label="not clipped")
             axes.plot(1, advantage, "o", color="black", markersize=7, label="ratio 1: here every first update stands")
@@ -195,7 +160,7 @@ def clip_figure(ratios: np.ndarray, objectives: Curves, slopes: Curves, epsilon:
                     axes.text(at, 1.01, f"{name} = {at:.3g}", **over_panel, **look)
             axes.set_title(f"Advantage {advantage:+d}: the token is to become {wish}".replace("-", "−"), pad=20)
             axes.set(xlabel="ratio: the token's probability now / when it was sampled", xlim=ratios[[0, -1]])
-            axes.legend(loc="upper left" if advantage > 0 else "upper right", fontsize=style.SMALL, frameon=True)
+            axes.legend(loc=corner, fontsize=style.SMALL, frameon=True)
         panels[0].set_ylabel("objective (the negative loss) of one token")
     return figure
 
@@ -209,15 +174,11 @@ def kl_figure(
 ) -> Figure:
     """What each estimator of the KL says of one token, by its log-ratio, and its mean and deviation over samples.
 
-    Args:
-        log_ratios: log-probability under the reference minus that under the policy, nats, rising, shape (ratios,).
-        estimators: k1, k2, k3 -> the estimate at each log-ratio, nats, shape (ratios,).
-        spread: the same -> (mean, standard deviation) over samples of the policy, nats.
-        exact: the KL itself, nats.
+    All in nats. `log_ratios`: reference minus policy, rising, shape (ratios,). For k1, k2, k3 each, `estimators` are
+    the estimates at these, and `spread` (mean, standard deviation) over samples. `exact`: the KL itself.
     """
     with style.styled():
-        layout = {"width_ratios": (1.35, 1), "layout": "constrained"}
-        figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 4.2), **layout)
+        figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 4.2), width_ratios=(1.35, 1), layout="constrained")
         for name, values in estimators.items():
             colour, dash, _ = LOOKS[name]
             left.plot(log_ratios, values, dash, color=colour, linewidth=3 if name == "k3" else 2, label=FORMULAS[name])
@@ -254,10 +215,8 @@ PANELS = {  # column -> title, unit, colour, the least that the axis shows
 def training_figure(log: pd.DataFrame, title: str = "") -> Figure:
     """Six panels of a run: reward, right and in format, the loss and its parts, groups without spread, length, gradient.
 
-    Args:
-        log: a row a step, indexed by step: reward, correct and format (shares, 0..1), policy_loss, kl_loss (beta times
-            KL), loss, no_spread (share of groups), tokens (mean length), grad_norm. A panel without a finite number
-            says so.
+    `log` has a row a step, indexed by step: reward, correct and format (shares, 0..1), policy_loss, kl_loss (beta times
+    KL), loss, no_spread (share of groups), tokens (mean length), grad_norm. A panel without a finite number says so.
     """
     log = log.assign(**{name: 100 * log[name] for name in ("correct", "format", "no_spread")})
     with style.styled():

@@ -1,53 +1,40 @@
-"""Watching a GRPOTrainer while it trains: the tokens, scores, weights, losses and gradients of each of its steps.
+"""Watching a GRPOTrainer while it trains: the tokens, scores, weights, losses and gradients of each of its steps."""
 
-Notebook 00 computes the same from the tokens, the scores and the weights alone, and compares.
-"""
-
-from __future__ import annotations
-
-import dataclasses
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
-Weights = dict[str, torch.Tensor]
+Weights = dict[str, torch.Tensor]  # by name
 Places = dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]  # prompt and completion, as token ids -> places
 
 
-@dataclasses.dataclass
+@dataclass
 class Step:
     """One optimizer step of a trainer.
 
-    Attributes:
-        weights: what was trained, as it stood before the step, by name.
-        batches: what each micro-batch was computed from, as the trainer has it: `prompt_ids` (B, P), `completion_ids`
-            (B, T), `completion_mask` (B, T), `advantages` (B,), …; and `place` (B,): where each completion stood
-            when it was scored, the completions of one prompt side by side.
-        losses: the trainer's loss of each micro-batch. They add up to that of the step.
-        gradients: what the optimizer was given, by name.
+    A micro-batch is what the trainer computed from: `prompt_ids` (B, P), `completion_ids` (B, T), `completion_mask`
+    (B, T), `advantages` (B,), …; and `place` (B,): where each completion stood when it was scored, the completions of
+    one prompt side by side.
     """
 
-    weights: Weights
-    batches: list[dict[str, torch.Tensor]] = dataclasses.field(default_factory=list)
-    losses: list[float] = dataclasses.field(default_factory=list)
-    gradients: Weights = dataclasses.field(default_factory=dict)
+    weights: Weights  # what was trained, as it stood before the step, by name
+    batches: list[Weights] = field(default_factory=list)  # one a micro-batch
+    losses: list[float] = field(default_factory=list)  # of each micro-batch; they add up to that of the step
+    gradients: Weights = field(default_factory=dict)  # what the optimizer was given, by name
 
 
 class Watch(TrainerCallback):
-    """Records every step of one trainer: `reward_funcs=watch.scores(f)`, then `watch.attach(trainer)` before training.
-
-    Everything passes through places that TRL offers: the reward function, `compute_loss`, the callbacks.
-    """
+    """Records every step of a trainer: `reward_funcs=watch.scores(f)`, then `watch.attach(trainer)` before training."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.rewards = torch.empty(0)  # (B,) scores of the last generation, the completions of a prompt side by side
-        self._prompts: Sequence[Any] = ()
-        self._completions: Sequence[Sequence[int]] = ()
+        self._prompts, self._completions = (), ()  # of the last generation; the completions as token ids
         self._free: Places = {}  # of the step, not yet given to a row
 
     def scores(self, function: Callable[..., list[float]]) -> Callable[..., list[float]]:
@@ -80,28 +67,22 @@ class Watch(TrainerCallback):
         return trainer
 
     def on_step_begin(self, *_: Any, model: Any, **__: Any) -> None:
-        trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
-        self.steps.append(Step({name: one.detach().clone() for name, one in trained.items()}))
+        self.steps.append(Step({name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}))
 
     def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
-        reached = {name: one for name, one in model.named_parameters() if one.grad is not None}
-        self.steps[-1].gradients = {name: one.grad.clone() for name, one in reached.items()}
+        reached = ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
+        self.steps[-1].gradients = {name: gradient.clone() for name, gradient in reached}
 
     def _all_places(self, tokenizer: Any) -> Places:
         """Where each pair of prompt and completion, as token ids, stood when it was scored. Equal pairs have several."""
-        how = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
-        chats = tokenizer.apply_chat_template(self._prompts, **how)
+        chats = tokenizer.apply_chat_template(self._prompts, add_generation_prompt=True, return_dict=True)
         places: Places = defaultdict(list)
         for place, (prompt, completion) in enumerate(zip(chats["input_ids"], self._completions, strict=True)):
             places[tuple(prompt), tuple(completion)].append(place)
         return places
 
-    def _find_places(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The places (B,) of a micro-batch's rows, which TRL has shuffled; each place is given once a step.
-
-        Raises:
-            KeyError: for a row that was not scored. A prompt that stands in the data twice would mix two groups up.
-        """
+    def _find_places(self, batch: Weights) -> torch.Tensor:
+        """The places (B,) of a micro-batch's rows, which TRL has shuffled. Raises KeyError if one was not scored."""
         columns = [batch[f"{part}_{kind}"] for part in ("prompt", "completion") for kind in ("ids", "mask")]
         keys = [(tuple(p[pm.bool()].tolist()), tuple(c[cm.bool()].tolist())) for p, pm, c, cm in zip(*columns)]
         return torch.tensor([self._free[key].pop(0) for key in keys])
