@@ -1,7 +1,6 @@
 """Runs that are killed, interrupted, broken and full: each is readable afterwards, and goes on without a seam."""
 
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -9,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -21,9 +19,8 @@ from lab.files import read_jsonl
 from lab.model import policy
 from lab.train import process, recorder, run_folder, stateful_callback
 from lab.train.recorder import TrainingError
-
-sys.path.insert(0, str(Path(__file__).parent))
 from tests.train import training_child
+from tests.warm_processes import SERVER
 
 CLOCK = (
     "time/",
@@ -35,8 +32,6 @@ CLOCK = (
     "train_loss",
     "total_flos",
 )
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["training_child"])
 
 
 def start(folder, log, **changes):
