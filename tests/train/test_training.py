@@ -197,7 +197,7 @@ def test_an_evaluation_leaves_the_training_completions_and_the_steps_after_it_al
 def test_killed_at_random_moments_a_run_ends_up_the_same_to_the_last_bit(whole, tmp_path):
     """No step is counted twice, no completion is lost, and the curve has no seam."""
     seed = int(os.environ.get("KILL_SEED", random.randrange(10**6)))
-    kills, dice, folder = int(os.environ.get("KILLS", 4)), random.Random(seed), training_child.prepare(tmp_path)
+    kills, dice, folder = int(os.environ.get("KILLS", 3)), random.Random(seed), training_child.prepare(tmp_path)
     run, log, died = folder / "run", folder / "out.txt", []
     while True:
         child = start(folder, log)
