@@ -254,7 +254,7 @@ def test_a_swapped_tokenizer_fails(made, tmp_path, quick):
     assert "fresh process: prompts tokenized as in training" in failed(proof_of(made, folder))
 
 
-def test_a_swapped_chat_template_fails_in_a_real_fresh_process(made, tmp_path):
+def test_a_swapped_chat_template_fails(made, tmp_path, quick):
     folder = copied(made, tmp_path)
     (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message['content'] }}\n{% endfor %}")
     proof = proof_of(made, folder)

@@ -178,26 +178,26 @@ def test_prompts_that_do_not_begin_with_the_preamble_are_told(tokenizer):
                 ServedPrompt([SYSTEM], prefill).question(chat)
 
 
-@pytest.mark.parametrize("kind", ["starter", "gemma", "mistral"])
-def test_saved_and_loaded_in_a_fresh_process_it_renders_the_same(kind, tokenizer, tmp_path):
-    family = with_template(tokenizer, TEMPLATES[kind])
-    served = ServedPrompt(PREAMBLES["hostile"], "<think>\n")
-    made = copy.deepcopy(family)
-    made.chat_template, made.response_template = (
-        serving_prompt.chat_template(family, served),
-        serving_prompt.response_template(family, served),
-    )
-    made.save_pretrained(tmp_path)
+def test_saved_and_loaded_in_a_fresh_process_they_render_the_same(tokenizer, tmp_path):
+    served, families = ServedPrompt(PREAMBLES["hostile"], "<think>\n"), {}
+    for kind in ("starter", "gemma", "mistral"):
+        families[kind] = with_template(tokenizer, TEMPLATES[kind])
+        made = copy.deepcopy(families[kind])
+        made.chat_template = serving_prompt.chat_template(families[kind], served)
+        made.response_template = serving_prompt.response_template(families[kind], served)
+        made.save_pretrained(tmp_path / kind)
     program = (
-        "import json, sys\nfrom transformers import AutoTokenizer\nt = AutoTokenizer.from_pretrained(sys.argv[1])\n"
-        "text = t.apply_chat_template([json.loads(sys.argv[2])], tokenize=False, add_generation_prompt=True)\n"
-        "print(json.dumps([text, t.parse_response(' 12 ', prefix=text)['content'], 'lab' in sys.modules]))"
+        "import json, sys\nfrom transformers import AutoTokenizer\nfor place in sys.argv[2:]:\n"
+        "    t = AutoTokenizer.from_pretrained(place)\n"
+        "    text = t.apply_chat_template([json.loads(sys.argv[1])], tokenize=False, add_generation_prompt=True)\n"
+        "    print(json.dumps([text, t.parse_response(' 12 ', prefix=text)['content'], 'lab' in sys.modules]))"
     )
-    command = [sys.executable, "-P", "-c", program, str(tmp_path), json.dumps(QUESTION)]
+    command = [sys.executable, "-P", "-c", program, json.dumps(QUESTION), *(str(tmp_path / kind) for kind in families)]
     done = subprocess.run(command, capture_output=True, text=True)
-    text, content, ours = json.loads(done.stdout.splitlines()[-1])
-    assert text == prompts.render(family, trained_on(family, served.preamble, prefill="<think>\n"))
-    assert content == serving_prompt.rendered_prefill(family, "<think>\n") + " 12 " and not ours
+    for family, line in zip(families.values(), done.stdout.splitlines()[-3:], strict=True):
+        text, content, ours = json.loads(line)
+        assert text == prompts.render(family, trained_on(family, served.preamble, prefill="<think>\n"))
+        assert content == serving_prompt.rendered_prefill(family, "<think>\n") + " 12 " and not ours
 
 
 @pytest.mark.parametrize("prefill", ["", "<think>", HOSTILE], ids=["none", "tag", "hostile"])

@@ -56,7 +56,7 @@ def failures(function, rows=ROWS):
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_every_reward_of_the_registry_holds(name):
-    found = audit([REGISTRY[name]], ROWS)
+    found = audit([REGISTRY[name]], ROWS[:2] if name == "judge_reward" else ROWS)  # a request for each completion
     assert found.passed, found.failures.to_string()
     line = found.summary.loc[name]
     held, checked = line["contract"].split("/")

@@ -1,7 +1,6 @@
 """Notebook 00: what its own cells compute, beside the pinned TRL, and that the comparison sees a wrong loss."""
 
 import contextlib
-import itertools
 import re
 
 import nbformat
@@ -68,7 +67,11 @@ def edited(cells, old, new):
 # --------------------------------------------------------------------------- equal to TRL's
 
 
-@pytest.mark.parametrize("setting", itertools.product(LOSSES, BETAS, SCALES), ids=str)
+# every pair of two of the three: 12 of 24
+SETTINGS = [(loss, BETAS[(i + j + 1) % 2], scale) for i, loss in enumerate(LOSSES) for j, scale in enumerate(SCALES)]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_loss_and_gradient_are_those_of_trl(cells, trained, setting):
     for number in (0, 1):
         found = cells["compare"](trained(*setting), number, *setting)
@@ -86,7 +89,7 @@ def test_they_are_with_plain_k3_too(cells, trained, loss_type):
 
 def test_they_are_where_no_completion_reaches_the_limit(cells, trained):
     """dr_grpo divides by the limit, not by the width of the batch; three micro-batches, and fresh completions."""
-    for loss_type in LOSSES:
+    for loss_type in ("dapo", "dr_grpo"):
         setting, more = (loss_type, 0.04, "group"), {"max_completion_length": 90, "max_steps": 1, "num_iterations": 1}
         watch = trained(*setting, per_device_train_batch_size=4, gradient_accumulation_steps=3, **more)
         widths = {batch["completion_ids"].shape[1] for batch in watch.steps[0].batches}
@@ -191,7 +194,7 @@ def test_a_wrong_loss_is_seen(cells, trained, old, new, setting):
 
 
 def test_no_two_settings_have_the_same_gradient(trained):
-    every = [trained(*setting).steps[0].gradients for setting in itertools.product(LOSSES, BETAS, SCALES)]
+    every = [trained(*setting).steps[0].gradients for setting in SETTINGS]
     flat = torch.stack([torch.cat([value.flatten() for value in one.values()]) for one in every])
     assert torch.pdist(flat).min() > 1e-3 * flat.norm(dim=1).max()
 

@@ -1,7 +1,6 @@
 """Runs that are killed, interrupted, broken and full: each is readable afterwards, and goes on without a seam."""
 
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -9,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -21,9 +19,8 @@ from lab.files import read_jsonl
 from lab.model import policy
 from lab.train import recorder, run_folder
 from lab.train.recorder import TrainingError
-
-sys.path.insert(0, str(Path(__file__).parent))
 from tests.train import training_child
+from tests.warm_processes import SERVER
 
 CLOCK = (
     "time/",
@@ -35,8 +32,6 @@ CLOCK = (
     "train_loss",
     "total_flos",
 )
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["training_child"])
 
 
 def start(folder, log, **changes):
@@ -202,7 +197,7 @@ def test_an_evaluation_leaves_the_training_completions_and_the_steps_after_it_al
 def test_killed_at_random_moments_a_run_ends_up_the_same_to_the_last_bit(whole, tmp_path):
     """No step is counted twice, no completion is lost, and the curve has no seam."""
     seed = int(os.environ.get("KILL_SEED", random.randrange(10**6)))
-    kills, dice, folder = int(os.environ.get("KILLS", 4)), random.Random(seed), training_child.prepare(tmp_path)
+    kills, dice, folder = int(os.environ.get("KILLS", 3)), random.Random(seed), training_child.prepare(tmp_path)
     run, log, died = folder / "run", folder / "out.txt", []
     while True:
         child = start(folder, log)
