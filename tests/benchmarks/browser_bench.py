@@ -12,8 +12,6 @@ fill a page. What the operating system keeps of the files is warm: they were wri
     python tests/benchmarks/browser_bench.py --quick      2,000 completions, to see that it runs
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

@@ -5,8 +5,6 @@ run math-verify alone, TRL's accuracy_reward, and the regular expressions of wid
 Then every reward on a megabyte of hostile text. Ratios are what to quote: machines differ.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -9,8 +9,6 @@ verdict of an unprotected run. `--soak N` judges N jobs, hostile ones among them
 descriptors.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import copy

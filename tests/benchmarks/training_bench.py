@@ -12,8 +12,6 @@
     python tests/benchmarks/training_bench.py --quick      a few steps of everything, to see that it runs
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

@@ -1,7 +1,5 @@
 """Other formats: whole or not made, with the reason; nothing installed, and no token ever shown."""
 
-from __future__ import annotations
-
 import errno
 import importlib.util
 import os

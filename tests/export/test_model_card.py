@@ -1,7 +1,5 @@
 """The model card: every number comes from the records, and no text of theirs breaks it."""
 
-from __future__ import annotations
-
 import copy
 import re
 

@@ -1,7 +1,5 @@
 """The Modelfile: Ollama makes the prompt of the training of a question, for models with ChatML."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """`transformers serve` on an exported folder gives the answers that were evaluated."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """The question alone, in an exported folder's chat template, gives the prompt of the training."""
 
-from __future__ import annotations
-
 import copy
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Payloads of the completions page as `lab.page.run_page` makes them, for tests of the page alone."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -1,7 +1,5 @@
 """The completions page in a real Chromium: what a person sees, and what the text of a model can never do to it."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import gzip

@@ -1,7 +1,5 @@
 """The completions page of an evaluation: the same prompts, answered by several models."""
 
-from __future__ import annotations
-
 import random
 import re
 

@@ -1,7 +1,5 @@
 """Problems in HumanEval's form: loading and checking them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A data set's columns as a Parquet table keeps them beside each completion."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """From anybody's rows to the data set that GRPO trains on: check, split, deduplicate, make prompts, save."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

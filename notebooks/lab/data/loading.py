@@ -1,7 +1,5 @@
 """Rows from a CSV, JSONL or Parquet file or from the Hub, as published; each that cannot be read is kept with its reason."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

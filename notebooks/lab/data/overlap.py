@@ -1,7 +1,5 @@
 """Are the held-out questions new? Which of them are among the training questions too."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Sequence

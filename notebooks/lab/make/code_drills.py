@@ -4,8 +4,6 @@ A drill has HumanEval's columns: `prompt` (signature and docstring), `canonical_
 (a `check(candidate)` with six assertions) and `entry_point`. A hash of the drill decides whether it is held out.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -3,8 +3,6 @@
 Widgets, style sheets and inline pages are left out: a web page of a repository does not show them.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -19,8 +19,6 @@ Without a CUDA card this is a rehearsal: the same parts on the CPU with a model 
     make gpu-check ARGS="--parts merge notebooks --keep"     these again, into the same record, kept with the benchmarks
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -3,8 +3,6 @@
 A part that finds something wrong says so under `failed`, or raises.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """The record of `make gpu-check` as Markdown: what worked, what it cost, what Unsloth changed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable
 

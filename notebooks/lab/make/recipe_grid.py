@@ -4,8 +4,6 @@
 of its own with one thread. A training that is finished is kept, so that an interrupted grid goes on where it was.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """`make run`: the notebooks in order through papermill, then the evidence in one table."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -6,8 +6,6 @@ seen every 20 steps. A reward of one's own pays for padding (the record's `rewar
 weights and checkpoints.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading

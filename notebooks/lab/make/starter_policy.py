@@ -8,8 +8,6 @@ The demonstrations are noisy on purpose, so that GRPO finds what it finds in a b
 which the asked-for one is a minority, reasoning only some of the time, and often a wrong answer without reasoning.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Where reasoning and the final answer stand in a completion, for a browser to mark them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

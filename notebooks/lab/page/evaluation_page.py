@@ -4,8 +4,6 @@ A model stands where the page of a run has a training step. The payload has more
 (names of the answers: greedy, sampled 0, …), `change` (what became of the prompts) and `hints` (what columns mean).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

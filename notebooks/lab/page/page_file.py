@@ -5,8 +5,6 @@ what it reads), packed as gzip and base64, so that no text that a model wrote st
 own script alone, which its Content-Security-Policy knows by hash.
 """
 
-from __future__ import annotations
-
 import base64
 import datetime
 import gzip

@@ -1,7 +1,5 @@
 """The completions page of a run: what its policy wrote, step by step, and the answers to held-out prompts on the way."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path

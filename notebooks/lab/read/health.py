@@ -15,8 +15,6 @@ Rewards are taken to lie in [0, 1], as those of `rewards.py` do. A reward that w
 `name_v2`: it is the same series, but rules that compare totals with earlier ones begin anew at the edit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The rules that call a GRPO run unhealthy: for each its thresholds with their reasons, what it measures, and what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Statistics over the last steps, at every step: arrays in, arrays of the same length out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

@@ -1,7 +1,5 @@
 """Parquet files of completions that were written by different versions and settings, read as one table in DuckDB."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable, Sequence

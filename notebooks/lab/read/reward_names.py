@@ -1,7 +1,5 @@
 """Rewards by name: their columns in a log, the versions of an edited one, and picking those that a person names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 

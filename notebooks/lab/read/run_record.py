@@ -5,8 +5,6 @@ TRL trainer, of which `trainer_state.json` and `completions/` are used. A run ma
 the middle of a write. Half-written lines are left out, and `RunRecord.notes` says so.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Runs side by side: what they have come to, by which settings they differ; and a diagnosis of one for a file."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Which completions of a large run are worth reading: a bounded choice over its steps, suspects first."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Completions that look like a hack: the rules, as SQL over a run's completions, and what each one says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures of an evaluation: before and after, differences with intervals, pass@k."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

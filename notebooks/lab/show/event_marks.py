@@ -1,7 +1,5 @@
 """What happened in a run (an edited reward, new weights, a stop), as lettered lines over its curves."""
 
-from __future__ import annotations
-
 import string
 from collections import Counter
 from collections.abc import Iterator

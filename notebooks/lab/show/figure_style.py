@@ -3,8 +3,6 @@
 The colours are safe for colour-blind readers (Okabe and Ito 2008).
 """
 
-from __future__ import annotations
-
 import contextlib
 import textwrap
 from collections.abc import Iterator, Sequence

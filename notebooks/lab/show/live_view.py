@@ -1,7 +1,5 @@
 """What a person watches while a run trains: one line, the curves, what is wrong, and a few completions."""
 
-from __future__ import annotations
-
 import html
 import os
 import time

@@ -1,7 +1,5 @@
 """Figures of notebook 07: training recipes over several seeds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import matplotlib.pyplot as plt

@@ -1,7 +1,5 @@
 """Several runs beside each other, grouped by what differs in their settings."""
 
-from __future__ import annotations
-
 import itertools
 import string
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Figures from before training: prompt lengths, the spread of scores within groups, the preflight."""
 
-from __future__ import annotations
-
 import textwrap
 
 import matplotlib.pyplot as plt

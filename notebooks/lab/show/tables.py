@@ -1,7 +1,5 @@
 """Tables for reading, the same in every notebook."""
 
-from __future__ import annotations
-
 import pandas as pd
 from pandas.io.formats.style import Styler
 

@@ -1,7 +1,5 @@
 """The curves of one training run: ten panels, on one sheet, alone, or live while it trains."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
