@@ -108,9 +108,9 @@ def jsonl_lines(path: Path) -> Iterator[tuple[int, str, Row | Exception]]:
                 continue
             try:
                 row = json.loads(line)
-                row = row if isinstance(row, dict) else ValueError(f"a {type(row).__name__}, not an object")
+                row = row if isinstance(row, dict) else ValueError(f"not JSON: a {type(row).__name__}, not an object")
             except (ValueError, RecursionError) as error:
-                row = error
+                row = ValueError(f"not JSON: {error}")
             yield number, line.rstrip("\n"), row
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from lab.data.loading import CASTS, DataError, LoadedRows, cast_row
 from lab.files import Row, read_json, relative, write_json, write_text
 from lab.model.prompts import Shot, build_prompt, prompt_ids, supports_system_role
-from rewards import FORMAT, SYSTEM_PROMPT, extract_gsm8k_answer
+from rewards import FORMAT, extract_gsm8k_answer
 
 TEST_SIDES = ("test", "validation", "val", "eval")  # in a column `split`
 RESERVED = ("prompt", "completion", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
@@ -37,7 +37,6 @@ def prepare_dataset(
     question_column: str = "question",
     answer_column: str = "answer",
     schema: dict[str, str] | None = None,
-    system_prompt: str = SYSTEM_PROMPT,
     n_shots: int = 0,
     max_prompt_tokens: int = 0,
     test_share: float = 0.1,
@@ -75,7 +74,7 @@ def prepare_dataset(
     train, shots = take_shots(train, n_shots, seed)
     has_system, both = supports_system_role(tokenizer), [*train, *test]
     for row in both:
-        row["_prompt"] = build_prompt(row["question"], shots, system_prompt, has_system)
+        row["_prompt"] = build_prompt(row["question"], shots, system_role=has_system)
         row["_tokens"] = len(prompt_ids(tokenizer, row["_prompt"]))
     lengths = [row["_tokens"] for row in both]
     limit = max_prompt_tokens or length_limit(lengths)
@@ -92,12 +91,11 @@ def prepare_dataset(
         "rows": {**counts, "rejected": len(rejected)},
         "rejected": dict(Counter(re.sub(r"\d+", "N", row["reason"].split(":")[0]) for row in rejected).most_common()),
         "max_prompt_tokens": limit,
-        "longest_prompt_tokens": max(length for length in lengths if length <= limit),
         "prompts_by_tokens": dict(sorted(Counter(lengths).items())),
         "system_role": has_system,
         "format": repr(FORMAT),
         "shots": n_shots,
-        "preamble": build_prompt("", shots, system_prompt)[:-1],  # before every question; the exported model has it too
+        "preamble": build_prompt("", shots)[:-1],  # before every question; the exported model has it too
         "seed": seed,
     }
     return PreparedDataset([output_row(row) for row in train], [output_row(row) for row in test], rejected, report)

@@ -3,12 +3,14 @@
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lab.files import ROOT, Row, jsonl_lines
+
+Line = tuple[int, str, Row | Exception]  # its number, its text, and the row or why there is none
 
 
 class DataError(ValueError):
@@ -33,55 +35,46 @@ def load_rows(source: str, config: str | None = None) -> LoadedRows:
     """
     bundled = {path.stem: path for path in sorted((ROOT / "data").glob("*.jsonl"))}
     path = bundled.get(source, ROOT / Path(source).expanduser())
-    reader = {".csv": read_csv, ".jsonl": read_jsonl_rows, ".parquet": read_parquet}.get(path.suffix.lower())
+    reader = {".csv": read_csv, ".jsonl": jsonl_lines, ".parquet": read_parquet}.get(path.suffix.lower())
     if reader and not path.is_file():
         raise DataError(f"There is no file {path}: give a path that exists, or a Hub id such as openai/gsm8k.")
     if not reader and not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
         sets = f"a set in data/ ({', '.join(bundled)})"
         raise DataError(f"{source!r} is neither {sets}, nor a .csv, .jsonl or .parquet file, nor a Hub id.")
-    loaded = reader(path) if reader else read_hub(source, config)
+    loaded = LoadedRows([])
+    for number, text, row in reader(path) if reader else read_hub(source, config):
+        if isinstance(row, Exception):
+            loaded.unreadable.append({"row": number, "reason": str(row), "raw": text[:500]})
+        else:
+            loaded.rows.append({**row, "_row": number})
     if not loaded.rows:
         raise DataError(f"{source} has no readable row ({len(loaded.unreadable)} unreadable).")
     return loaded
 
 
-def read_csv(path: Path) -> LoadedRows:
+def read_csv(path: Path) -> Iterator[Line]:
     """Every value as the string it is: types come from the declared schema, never from guessing."""
-    loaded = LoadedRows([])
     csv.field_size_limit(2**30)
     try:
         with path.open(newline="", encoding="utf-8-sig", errors="replace") as source:
             for number, row in enumerate(csv.DictReader(source)):
-                if None in row or None in row.values():
-                    reason = "more values than columns" if None in row else "fewer values than columns"
-                    loaded.unreadable.append({"row": number, "reason": reason, "raw": str(list(row.values()))[:500]})
-                else:
-                    loaded.rows.append({**row, "_row": number})
+                whole = None not in row and None not in row.values()
+                wrong = ValueError(f"{'more' if None in row else 'fewer'} values than columns")
+                yield number, str(list(row.values())), row if whole else wrong
     except csv.Error as error:
         raise DataError(f"{path} is not a readable CSV file ({error}): save it again as CSV in UTF-8.") from error
-    return loaded
 
 
-def read_jsonl_rows(path: Path) -> LoadedRows:
-    loaded = LoadedRows([])
-    for number, line, row in jsonl_lines(path):
-        if isinstance(row, Exception):
-            loaded.unreadable.append({"row": number, "reason": f"not JSON: {row}", "raw": line[:500]})
-        else:
-            loaded.rows.append({**row, "_row": number})
-    return loaded
-
-
-def read_parquet(path: Path) -> LoadedRows:
+def read_parquet(path: Path) -> list[Line]:
     import pyarrow.parquet
 
     try:
-        return number_rows(pyarrow.parquet.read_table(path).to_pylist())
+        return [(number, "", row) for number, row in enumerate(pyarrow.parquet.read_table(path).to_pylist())]
     except pyarrow.ArrowException as error:
         raise DataError(f"{path} is not a readable Parquet file ({error}): make it again.") from error
 
 
-def read_hub(name: str, config: str | None) -> LoadedRows:
+def read_hub(name: str, config: str | None) -> list[Line]:
     from datasets import load_dataset
 
     try:
@@ -91,12 +84,8 @@ def read_hub(name: str, config: str | None) -> LoadedRows:
             f"The Hub data set {name} (config {config or 'none'}) could not be loaded: {error}\n"
             "Check the name, the config and the network, or download it as JSONL and give its path."
         ) from error
-    return number_rows([{**row, "split": split} for split, part in splits.items() for row in part])
-
-
-def number_rows(rows: Iterable[Row]) -> LoadedRows:
-    """Rows that could all be read, with their positions."""
-    return LoadedRows([{**row, "_row": number} for number, row in enumerate(rows)])
+    rows = [{**row, "split": split} for split, part in splits.items() for row in part]
+    return [(number, "", row) for number, row in enumerate(rows)]
 
 
 def to_bool(text: str) -> bool:
