@@ -8,13 +8,11 @@ The demonstrations are noisy on purpose, so that GRPO finds what it finds in a b
 which the asked-for one is a minority, reasoning only some of the time, and often a wrong answer without reasoning.
 """
 
-import argparse
 import itertools
 import json
 import math
 import random
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,7 @@ from typing import Any
 
 from lab.files import STARTER_POLICY, WORD_PROBLEMS, read_jsonl, write_json, write_text
 from lab.make import code_drills, word_problems
-from lab.model.prompts import CODE_SYSTEM_PROMPT
+from lab.model.prompts import CODE_SYSTEM_PROMPT, Messages, build_prompt
 from rewards import SYSTEM_PROMPT, correctness_reward, format_reward
 
 SEED, BATCH_SIZE, VOCAB_SIZE = 20261121, 64, 1152
@@ -36,7 +34,7 @@ CHAT_TEMPLATE = (
 ARCHITECTURE = {"hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 4, "num_attention_heads": 6}
 ARCHITECTURE |= {"num_key_value_heads": 6, "max_position_embeddings": 1024, "tie_word_embeddings": True}
 MUON_PEAK, ADAMW_PEAK = 2e-2, 3e-3  # peak learning rates
-Messages = list[dict[str, str]]
+Demonstration = tuple[Messages, str]  # chat, reply
 Example = tuple[list[int], list[bool]]  # token ids, and whether each is learned
 
 
@@ -76,9 +74,7 @@ BUGS = " + | - ; - | + ; * | + ;max(|min(;min(|max(; == 0| == 1; == 1| == 0; > |
 BUGS = (BUGS + ".upper()|.lower();.lower()|.upper();[::-1]|;[:|[;[-|[;abs(|(;return |").split(";")
 
 
-def demonstrations(
-    seed: int, p_steps: float = CYCLES[1].p_steps, clean: bool = False
-) -> Iterator[tuple[Messages, str]]:
+def demonstrations(seed: int, p_steps: float = CYCLES[1].p_steps, clean: bool = False) -> Iterator[Demonstration]:
     """Endless (chat, reply) pairs of both task families, from the training side of each split."""
     rng = random.Random(seed)
     problems = word_problems.stream_problems(seed, held_out=False)
@@ -87,8 +83,7 @@ def demonstrations(
     while True:
         if rng.random() < SHARE_OF_CODE:
             drill = rng.choice(rng.choice(by_family))
-            chat = [{"role": "system", "content": CODE_SYSTEM_PROMPT}, {"role": "user", "content": drill.prompt}]
-            yield chat, demonstrate_drill(drill, rng, clean)
+            yield build_prompt(drill.prompt, (), CODE_SYSTEM_PROMPT), demonstrate_drill(drill, rng, clean)
         else:
             problem = next(problems)
             yield ask_problem(problem, rng), demonstrate_problem(problem, rng, p_steps, clean)
@@ -96,18 +91,14 @@ def demonstrations(
 
 def ask_problem(problem: word_problems.Problem, rng: random.Random) -> Messages:
     """The chat before the reply: mostly our system prompt, sometimes another, none, or one-shot."""
-    user = {"role": "user", "content": problem.question}
     kind = rng.choices(("default", "none", "other", "one_shot"), weights=(0.86, 0.06, 0.04, 0.04))[0]
-    if kind == "none":
-        return [user]
+    system, shots = "" if kind == "none" else SYSTEM_PROMPT, []
     if kind == "other":
-        return [{"role": "system", "content": rng.choice(OTHER_SYSTEMS)}, user]
-    system = {"role": "system", "content": SYSTEM_PROMPT}
-    if kind == "default":
-        return [system, user]
-    example = next(word_problems.stream_problems(rng.getrandbits(32), held_out=False))
-    reply = f"<think>\n{example.solution}\n</think>\n<answer>\n{example.answer}\n</answer>"
-    return [system, {"role": "user", "content": example.question}, {"role": "assistant", "content": reply}, user]
+        system = rng.choice(OTHER_SYSTEMS)
+    if kind == "one_shot":
+        example = next(word_problems.stream_problems(rng.getrandbits(32), held_out=False))
+        shots = [(example.question, example.solution, example.answer)]
+    return build_prompt(problem.question, shots, system)
 
 
 def demonstrate_problem(problem: word_problems.Problem, rng: random.Random, p_steps: float, clean: bool = False) -> str:
@@ -229,15 +220,6 @@ def schedule(step: int, steps: int, warmup: int = 50) -> float:
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
-def new_model(tokenizer: Any, seed: int) -> Any:
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(seed)
-    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    return Qwen2ForCausalLM(Qwen2Config(vocab_size=VOCAB_SIZE, **ARCHITECTURE, **ends))
-
-
 def train(model: Any, tokenizer: Any, cycle: Cycle, seed: int) -> Any:
     """Trains the model for one cycle and returns it. About a second a step on two cores."""
     import torch
@@ -285,9 +267,8 @@ def measure(folder: Path, n_problems: int = 500, n_drills: int = 130, seed: int 
     from sandbox import Sandbox
 
     model, tokenizer = FastLanguageModel.from_pretrained(str(folder), max_seq_length=1024, load_in_4bit=True)
-    system = {"role": "system", "content": SYSTEM_PROMPT}
     problems = [row for row in read_jsonl(WORD_PROBLEMS) if row["split"] == "test"][:n_problems]
-    rows = [{**row, "prompt": [system, {"role": "user", "content": row["question"]}]} for row in problems]
+    rows = [{**row, "prompt": build_prompt(row["question"])} for row in problems]
     prompts, eight = [row["prompt"] for row in rows], {"n": 8, "seed": seed}
     sampled = sample(model, tokenizer, prompts, max_new_tokens=112, progress="temperature 1", **eight)
     greedy = sample(model, tokenizer, prompts, temperature=0, max_new_tokens=112, progress="greedy")
@@ -330,36 +311,24 @@ The mean completion has {figures["tokens_sampled"]:.0f} tokens. `make starter-po
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=STARTER_POLICY)
-    more = "go on with the model in --out from this cycle (2: only measure it)"
-    parser.add_argument("--from-cycle", type=int, default=0, help=more)
-    arguments = parser.parse_args()
     import torch
     import unsloth  # noqa: F401  (before transformers, which it patches)
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    out, started = arguments.out, time.monotonic()
-    if first := arguments.from_cycle:
-        tokenizer = AutoTokenizer.from_pretrained(out)
-        model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
-    else:
-        tokenizer = make_tokenizer(SEED)
-        model = new_model(tokenizer, SEED)
-    for number, cycle in enumerate(CYCLES[first:], start=first):
+    tokenizer = make_tokenizer(SEED)
+    torch.manual_seed(SEED)
+    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=VOCAB_SIZE, **ARCHITECTURE, **ends))
+    for number, cycle in enumerate(CYCLES):
         model = train(model, tokenizer, cycle, SEED + 1 + 10 * number)
-        model.to(torch.bfloat16).save_pretrained(out)  # bf16 is what ships: the next cycle starts from it
-        tokenizer.save_pretrained(out)
+        model.to(torch.bfloat16).save_pretrained(STARTER_POLICY)  # what ships: the next cycle starts from it
+        tokenizer.save_pretrained(STARTER_POLICY)
         model = model.float()
-        print(
-            f"cycle {number + 1} of {len(CYCLES)} done after {(time.monotonic() - started) / 60:.0f} minutes",
-            flush=True,
-        )
-    figures = measure(out)
+    figures = measure(STARTER_POLICY)
     print(json.dumps(figures, indent=2))
-    write_json(out / "measured.json", figures)
-    card = (STARTER_POLICY / "README.md").read_text(encoding="utf-8")  # a test compares it with the constants above
-    write_text(out / "README.md", update_card(card, figures))
+    write_json(STARTER_POLICY / "measured.json", figures)
+    card = STARTER_POLICY / "README.md"  # a test compares it with the constants above
+    write_text(card, update_card(card.read_text(encoding="utf-8"), figures))
 
 
 if __name__ == "__main__":
