@@ -39,8 +39,8 @@ STUB = """
 import json, os, signal, sys, time
 from pathlib import Path
 
-arguments = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-out, name = Path(arguments["--out"]), arguments["--run"]
+recipe, seed, steps, out = sys.argv[2:]
+out, name = Path(out), recipe + ":" + seed
 asked = json.loads(Path(__file__).with_name("asked.json").read_text())
 with (out / "taken.txt").open("a") as sink:
     sink.write(f"{os.getpid()} {name} {os.environ['OMP_NUM_THREADS']}\\n")
@@ -52,7 +52,7 @@ if name == os.environ.get("KILL"):
 if name == os.environ.get("HANG"):
     time.sleep(60)
 part = out / f"{os.getpid()}.part"
-part.write_text(json.dumps(asked[name + " " + arguments["--steps"]]))
+part.write_text(json.dumps(asked[name + " " + steps]))
 part.rename(out / (name.replace(":", "-seed") + ".json"))
 """
 NAMES, NUMBERS = ("baseline", "sparse", "adaptive"), (1, 2)

@@ -31,12 +31,8 @@ HELD_OUT = 128  # test problems that are answered greedily at the end
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LORA = {"r": 16, "lora_alpha": 32, "target_modules": LINEAR}
 # TRL's, stated because Unsloth's config on a GPU has others
-DEFAULTS = {
-    "epsilon_high": 0.2,
-    "mask_truncated_completions": False,
-    "weight_decay": 0.0,
-    "gradient_checkpointing": False,
-}
+DEFAULTS = {"epsilon_high": 0.2, "mask_truncated_completions": False}
+DEFAULTS |= {"weight_decay": 0.0, "gradient_checkpointing": False}
 REPORTS = {"logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
 CURVES = {  # what is kept of every step: our name -> TRL's
     "correctness": "rewards/correctness_reward/mean",
@@ -190,20 +186,16 @@ def start_run(run: Run, steps: int, out: Path) -> subprocess.Popen:
     environment = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(paths)}
     environment |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
     environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    command = [*COMMAND, "--steps", str(steps), "--out", str(out), "--run", f"{run[0]}:{run[1]}"]
+    command = [*COMMAND, "--run", *map(str, (*run, steps, out))]
     with run_file(out, run).with_suffix(".log").open("wb") as log:
         streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
         return subprocess.Popen(command, env=os.environ | environment, cwd=ROOT, **streams)
 
 
 def recorded_run(run: Row) -> Row:
-    """A run as the record keeps it."""
-    curves = {name: [v if v is None else round(v, 4) for v in curve] for name, curve in run["curves"].items()}
-    held_out = {name: round(value, 5) for name, value in run["held_out"].items()}
-    return {name: run[name] for name in ("recipe", "seed", "steps", "seconds")} | {
-        "held_out": held_out,
-        "curves": curves,
-    }
+    """A run as the record keeps it: five digits of each figure."""
+    kept = {name: run[name] for name in ("recipe", "seed", "steps", "seconds", "held_out", "curves")}
+    return json.loads(json.dumps(kept), parse_float=lambda text: round(float(text), 5))
 
 
 def write_record(path: Path, runs: Sequence[Row], untrained: Row | None = None) -> Path:
@@ -252,28 +244,24 @@ Each run: {header["steps"]} steps of {header["baseline"]["per_device_train_batch
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Trains the recipes of notebook 07, and records the results.")
-    parser.add_argument("--recipes", nargs="+", default=list(RECIPES), metavar="NAME", help="default: all of them")
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    parser.add_argument("--steps", type=int, default=recipes.STEPS)
     parser.add_argument("--workers", type=int, default=2, help="processes at once, of one thread each")
-    parser.add_argument("--out", default="outputs/recipes", help="a file a run, and the logs")
-    parser.add_argument("--record", default=str(recipes.RECORD), help="one small file with all runs; '' for none")
-    parser.add_argument("--run", metavar="RECIPE:SEED", help="train just this one, in this process")
+    parser.add_argument(
+        "--run", nargs=4, metavar=("RECIPE", "SEED", "STEPS", "FOLDER"), help="train just this one here"
+    )
     given = parser.parse_args()
-    out = ROOT / given.out
     if given.run:
         import torch
 
         torch.set_num_threads(1)
-        recipe, _, seed = given.run.rpartition(":")
-        print(train_recipe(recipe, int(seed), given.steps, out)["held_out"])
+        recipe, seed, steps, out = given.run
+        print(train_recipe(recipe, int(seed), int(steps), Path(out))["held_out"])
         return
-    runs, failed = train_grid(given.recipes, given.seeds, given.steps, out, given.workers)
-    start, failed_too = train_grid([UNTRAINED], [0], given.steps, out)
+    out = ROOT / "outputs/recipes"
+    runs, failed = train_grid(RECIPES, SEEDS, recipes.STEPS, out, given.workers)
+    start, failed_too = train_grid([UNTRAINED], [0], recipes.STEPS, out)
     if failed | failed_too:
         raise SystemExit(f"\n{len(failed | failed_too)} runs failed; the same command trains them again.")
-    if given.record:
-        print(f"written: {relative(write_record(ROOT / given.record, runs, start[0]))}")
+    print(f"written: {relative(write_record(recipes.RECORD, runs, start[0]))}")
     table = recipes.compare_recipes(runs)
     print(recipes.recipe_table(table).to_string(), recipes.chance_sentence(table), sep="\n\n")
 
