@@ -14,18 +14,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.files import (
-    ROOT,
-    SAMPLE_RUN,
-    WORD_PROBLEMS,
-    fresh_folder,
-    output_folder,
-    read_json,
-    read_jsonl,
-    relative,
-    write_parquet,
-    write_text,
-)
+from lab import files
+from lab.files import ROOT, SAMPLE_RUN
 from lab.make import run
 from lab.train import chosen_rewards
 
@@ -38,18 +28,20 @@ PARAMETERS = {"MAX_STEPS": 80, "FINAL_TEMPERATURE": 0.7, "WEIGHT_STAGES": [[50, 
 
 def some_problems(path: Path) -> Path:
     """The first training problems of the bundled set, and all that are held out."""
-    rows = read_jsonl(WORD_PROBLEMS)
+    rows = files.read_jsonl(files.WORD_PROBLEMS)
     held_out, train = ([row for row in rows if (row["split"] == "train") is is_train] for is_train in (False, True))
-    return write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in held_out + train[:PROBLEMS]))
+    return files.write_text(
+        path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in held_out + train[:PROBLEMS])
+    )
 
 
 def edit_later(folder: Path, better: str) -> None:
     """Saves the better reward when the run has come far enough, as a person would in notebook 02."""
 
     def wait_and_edit() -> None:
-        while sum("reward" in row for row in read_jsonl(folder / "run/log.jsonl")) < EDIT_AFTER:
+        while sum("reward" in row for row in files.read_jsonl(folder / "run/log.jsonl")) < EDIT_AFTER:
             time.sleep(0.2)
-        write_text(folder / "my_rewards.py", better)
+        files.write_text(folder / "my_rewards.py", better)
 
     threading.Thread(target=wait_and_edit, daemon=True).start()
 
@@ -59,29 +51,29 @@ def pack(made: Path, place: Path) -> None:
     tables = [pd.read_parquet(path) for path in sorted(made.glob("completions/*.parquet"))]
     shutil.rmtree(place, ignore_errors=True)
     name = f"completions_{tables[-1]['step'].max():05d}.parquet"
-    write_parquet(pd.concat(tables, ignore_index=True), place / "completions" / name)
+    files.write_parquet(pd.concat(tables, ignore_index=True), place / "completions" / name)
     for name in ("held_out", "rewards"):  # the library's text is in the repository
         shutil.copytree(made / name, place / name, ignore=shutil.ignore_patterns("rewards.py"))
     for name in ("run.json", "log.jsonl", "events.jsonl", "printed.jsonl"):
         if (made / name).exists():
-            write_text(place / name, (made / name).read_text(encoding="utf-8").replace(f"{ROOT}/", ""))
-    record = read_json(place / "run.json", "make sample-run")
+            files.write_text(place / name, (made / name).read_text(encoding="utf-8").replace(f"{ROOT}/", ""))
+    record = files.read_json(place / "run.json", "make sample-run")
     record.pop("process")  # whose machine it was says nothing
-    write_text(place / "run.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    files.write_json(place / "run.json", record)
 
 
 def main() -> None:
-    folder = output_folder("outputs/sample-run")
+    folder = files.output_folder("outputs/sample-run")
     padded, better = ((SAMPLE_RUN / f"rewards/{v}/my_rewards.py").read_text(encoding="utf-8") for v in ("v1", "v2"))
     run.execute_notebook("01_prepare_data", folder, {"DATASET": str(some_problems(folder / "problems.jsonl"))})
-    write_text(folder / "my_rewards.py", padded)
+    files.write_text(folder / "my_rewards.py", padded)
     chosen_rewards.save_choice(folder, WEIGHTS)
-    fresh_folder(folder / "run")
+    files.fresh_folder(folder / "run")
     edit_later(folder, better)
     run.execute_notebook("03_train_grpo", folder, PARAMETERS)
     pack(folder / "run", SAMPLE_RUN)
     size = sum(path.stat().st_size for path in SAMPLE_RUN.rglob("*") if path.is_file())
-    print(f"written: {relative(SAMPLE_RUN)}, {size / 1e3:.0f} kB")
+    print(f"written: {files.relative(SAMPLE_RUN)}, {size / 1e3:.0f} kB")
 
 
 if __name__ == "__main__":

@@ -252,13 +252,8 @@ class Templates(random.Random):
         return (a, b, c, d), question, f"down: {a} - {b}; up: down + {c}; down: up - {d}", plain
 
     def school_trip(self) -> Drawn:
-        a, p, c, q, off = (
-            self.randint(2, 4),
-            self.randint(4, 9),
-            self.randint(4, 9),
-            self.randint(2, 4),
-            self.randint(3, 9),
-        )
+        ranges = ((2, 4), (4, 9), (4, 9), (2, 4), (3, 9))
+        a, p, c, q, off = (self.randint(*ends) for ends in ranges)
         question = f"Tickets for the zoo cost ${p} for an adult and ${q} for a child. A group of {a} adults and {c} children has a voucher of ${off}. How many dollars does the group pay?"
         work = f"adults: {a} * {p}; children: {c} * {q}; all: adults + children; to pay: all - {off}"
         return (p, q, a, c, off), question, work, money
@@ -273,12 +268,8 @@ class Templates(random.Random):
         return (hens, days, broken, per_box, p), question, work, money
 
     def savings_goal(self) -> Drawn:
-        goal, a, w, gift = (
-            self.choice((100, 120, 150, 200)),
-            self.randint(3, 9),
-            self.randint(3, 6),
-            5 * self.randint(1, 4),
-        )
+        goal = self.choice((100, 120, 150, 200))
+        a, w, gift = self.randint(3, 9), self.randint(3, 6), 5 * self.randint(1, 4)
         name, thing = self.choice(NAMES), self.choice(("bike", "phone", "guitar", "camera"))
         question = f"A {thing} costs ${goal}. {name} saves ${a} a week for {w} weeks and gets ${gift} as a gift. How many more dollars does {name} need?"
         work = f"saved: {a} * {w}; with the gift: saved + {gift}; missing: {goal} - with the gift"
