@@ -15,9 +15,8 @@ import torch
 
 from lab.files import ROOT
 from lab.make import gpu_check, gpu_check_parts
-from lab.make.gpu_check import Part, choose_parts, run_check, run_part
+from lab.make.gpu_check import Part, choose_parts, gpu_report, run_check, run_part
 from lab.make.gpu_check_parts import measure_run
-from lab.make.gpu_check_report import gpu_report
 
 SCRIPT = ROOT / "notebooks/lab/make/gpu_check.py"
 RUN = {

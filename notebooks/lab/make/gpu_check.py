@@ -38,12 +38,13 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[3]), str(Path(__file__).res
 
 from lab.files import QUIET, ROOT, Row, read_json, relative, write_json, write_text
 from lab.make import gpu_check_parts as work
-from lab.make.gpu_check_parts import CARD, MADE_BY, UNTIL, card
-from lab.make.gpu_check_report import gpu_report
+from lab.make.gpu_check_parts import CARD, MADE_BY, UNTIL, card, markdown_table
 from lab.setup import NO_INSTALL
 
 RESULTS = ROOT / "tests/benchmarks/results"
 GB_OF_DISK = 15  # for models, checkpoints and merged models on a card
+COLUMNS = ("", "seconds a step", "generated tokens a second", "trained tokens a second", "share of generating")
+COLUMNS += ("peak memory", "steps", "reward, first and last step")
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,37 @@ def earlier_record(path: Path) -> Row | None:
         if record["rehearsal"] is (not card()) and record["machine"].get("gpu") == card().get("gpu"):
             return record
     return None
+
+
+def gpu_report(record: Row) -> str:
+    """The record as a page to read."""
+    about, parts = record["machine"], record["parts"]
+    where = about.get("gpu", "an unnamed card")
+    if record["rehearsal"]:
+        where = f"{about.get('cpu', 'this machine')}, no CUDA card: **a rehearsal, no figure of a GPU**"
+    versions = ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items())
+    text = [f"# GPU check: {where}", "", f"{record['date']}, made by `make gpu-check`. {versions}", ""]
+    lines = [(name, one["status"], f"{one['took']:.0f} s", one["why"]) for name, one in parts.items()]
+    text += markdown_table(("part", "", "took", "why"), lines)
+    found = {name: one["found"] for name, one in parts.items()}
+    if runs := [training_row(name, one) for name, one in found.items() if "seconds_a_step" in one]:
+        text += ["", "## Training", "", *markdown_table(COLUMNS, runs)]
+    for name, one in found.items():
+        if "page" in one:
+            text += ["", f"## {name[0].upper()}{name[1:]}", "", *one["page"]]
+    return "\n".join(text) + "\n"
+
+
+def training_row(name: str, run: Row) -> tuple:
+    """Times are figures only of the runs that are timed: the others are short, and save checkpoints."""
+    forms = {"seconds_a_step": ".2f", "generated_tokens_a_second": ",.0f", "trained_tokens_a_second": ",.0f"}
+    forms["generating_share"] = ".0%"
+    times = [format(run[figure], form) if run["timed"] else "–" for figure, form in forms.items()]
+    peak = run["peak"]
+    memory = f"{peak['bytes'] / 1e9:.2f} GB of {'tensors' if peak['of'] == 'card' else 'the process'}"
+    memory += f", {peak['reserved'] / 1e9:.2f} reserved" if "reserved" in peak else ""
+    steps = f"{run['steps']} ({run['steps_timed']} timed)" if run["timed"] else run["steps"]
+    return (name, *times, memory, steps, " → ".join(f"{value:.3f}" for value in run["reward"]))
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """What each part of `make gpu-check` does. Each runs in a process of its own; what it returns goes into the record.
 
-A part that finds something wrong says so under `failed`, or raises.
+A part that finds something wrong says so under `failed`, or raises. What a reader should see stands under `page`, in
+lines of Markdown.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,12 @@ def main_precision() -> str:
     return "fp32" if not card() else "bf16" if int(card()["capability"].split(".")[0]) >= 8 else "fp16"
 
 
+def markdown_table(head: Collection, rows: Iterable[Iterable]) -> list[str]:
+    cells = [head, ["---"] * len(head), *rows]
+    text = lambda cell: str(cell).replace("\n", " ").replace("|", "\\|")
+    return ["| " + " | ".join(map(text, row)) + " |" for row in cells]
+
+
 def check_environment(folder: Path) -> Row:
     """The machine, and for each thing that trainings need what works, or its error."""
     from lab.make.recipe_grid import cpu_name
@@ -111,7 +118,12 @@ def check_environment(folder: Path) -> Row:
             traceback.print_exc()
             checks[name] = f"failed: {type(error).__name__}: {error}"[:300]
             bad.append(name)
-    found = {"machine": {**about, "versions": package_versions()}, "pins": pins, "checks": checks}
+    page = [
+        *markdown_table(("", "result"), checks.items()),
+        "",
+        f"Other versions than pinned: {'; '.join(pins) or 'none'}.",
+    ]
+    found = {"machine": {**about, "versions": package_versions()}, "page": page}
     return found | ({"failed": f"these do not work: {', '.join(bad)}"} if bad else {})
 
 
@@ -160,6 +172,7 @@ def check_unsloth_settings(folder: Path) -> Row:
     """
     if not card():
         os.environ["UNSLOTH_ALLOW_CPU"] = "1"
+    import pandas as pd
     import unsloth  # noqa: F401  (before trl, which the other imports want)
 
     from lab.train import config_fields, effective_settings, presets, trl_internals
@@ -170,7 +183,7 @@ def check_unsloth_settings(folder: Path) -> Row:
 
     if GRPOTrainer.__name__ != "UnslothGRPOTrainer":
         raise RuntimeError(f"Unsloth has not replaced the trainer: it is {GRPOTrainer}")
-    rows, requested = [], 0
+    tables, requested = [], 0
     for preset, starter in itertools.product(("t4-16gb", "24gb", "80gb"), (True, False)):
         with pretended_card(bf16=preset != "t4-16gb"):
             settings = presets.plan_training(preset, starter=starter).settings
@@ -178,17 +191,23 @@ def check_unsloth_settings(folder: Path) -> Row:
             table = effective_settings.effective_settings(settings, config)
         requested += len(settings)
         changed = table[table["changed"] != ""].drop(columns="changed").reset_index()
-        changed.insert(0, "in", f"{preset} ({'starter policy' if starter else 'real'})")
-        rows += changed.to_dict("records")
+        tables.append(changed.assign(plan=f"{preset} ({'starter policy' if starter else 'real'})"))
+    names, table = list(tables[0])[:-1], pd.concat(tables)
+    in_words = lambda plans: "every plan" if len(plans) == len(tables) else ", ".join(plans)
+    changes, rows = table.groupby(names, sort=False)["plan"].agg(in_words).reset_index(), table.to_dict("records")
     own, live = config_fields.trl_defaults(), config_fields.live_defaults()
     defaults = [
         {"setting": name, "TRL": str(own.get(name, "no such field")), "Unsloth": str(value)}
         for name, value in live.items()
         if not effective_settings.mean_the_same(name, own.get(name), value)
     ]
-    lost = [f"{row['setting']} was changed in {row['in']}" for row in rows if row["requested"] != "–"]
+    lost = [f"{row['setting']} was changed in {row['plan']}" for row in rows if row["requested"] != "–"]
+    page = [f"{len(tables)} plans ask for {requested} settings, and Unsloth's `GRPOConfig` changed {len(lost)}."]
+    page += ["These are set although nobody asked for them:", "", *markdown_table(changes, changes.values)]
+    page += ["", "Fields that get another value where they are left out:", ""]
+    page += markdown_table(("setting", "TRL", "Unsloth"), [row.values() for row in defaults])
     lost += [f"the trainer has no such {name}" for name in trl_internals.missing_members(GRPOTrainer)]
-    found = {"trainer": GRPOTrainer.__name__, "requested": requested, "rows": rows, "defaults": defaults}
+    found = {"trainer": GRPOTrainer.__name__, "requested": requested, "rows": rows, "defaults": defaults, "page": page}
     return found | ({"failed": "; ".join(lost)} if lost else {})
 
 
@@ -356,7 +375,10 @@ def merge_and_prove(folder: Path) -> Row:
     small = {"N_EVALUATE": 8, "N_SAMPLES": 1, "N_PROOF": 8, "FORMATS": [], "TRY_SERVER": False, "BATCH_SIZE": 32}
     seconds = execute_notebook("05_merge_and_export", outputs, small)
     proof = read_json(outputs / "merge_proof.json", MADE_BY)
-    return {"seconds": seconds, **{name: proof[name] for name in ("merged_into", "distances", "from_base")}}
+    distances = proof["distances"] | {"the untrained base": proof["from_base"] or {}}
+    nats = ", ".join(f"{name} {value.get('kl', math.nan):.2g}" for name, value in distances.items())
+    said = f"Merged into the {proof['merged_into']} and proved. Mean KL from the trained model, nats a token: {nats}."
+    return {"seconds": seconds, "distances": distances, "page": [said]}
 
 
 def run_starter_road(folder: Path) -> Row:
@@ -372,8 +394,9 @@ def run_starter_road(folder: Path) -> Row:
     seconds = run_notebooks(ROAD, outputs, given)
     evaluation = read_json(outputs / "evaluation.json", MADE_BY)
     print(evidence(outputs, seconds))
-    lines = summary_table(evaluation)[["base", "merged", "difference", "95 % interval"]].astype(str)
-    found = {"seconds": seconds, "said": evaluation["said"], "n": evaluation["n"]}
-    found["evidence"] = lines.reset_index(names="measure").to_dict("records")
+    table = summary_table(evaluation)[["base", "merged", "difference", "95 % interval"]].reset_index(names="measure")
+    times = ", ".join(f"{name} {value:.0f}" for name, value in seconds.items())
+    page = [*markdown_table(table, table.values), "", f"n = {evaluation['n']}. {evaluation['said']} Seconds: {times}."]
+    found = {"seconds": seconds, "page": page}
     gained = evaluation["difference"]["merged"]["greedy"]["correct"]["low"] > 0
     return found if gained else found | {"failed": f"no gain was shown: {evaluation['said']}"}
