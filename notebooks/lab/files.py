@@ -8,7 +8,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +77,10 @@ def write_text(path: Path, text: str) -> Path:
 
 def write_json(path: Path, value: Any) -> Path:
     return write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def write_jsonl(path: Path, rows: Iterable[Row]) -> Path:
+    return write_text(path, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows))
 
 
 def write_parquet(table: pd.DataFrame, path: Path) -> Path:

@@ -1,6 +1,5 @@
 """From anybody's rows to the data set that GRPO trains on: check, split, deduplicate, make prompts, save."""
 
-import json
 import random
 import re
 import shutil
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.data.loading import CASTS, DataError, LoadedRows, cast_row
-from lab.files import Row, read_json, relative, write_json, write_text
+from lab.files import Row, read_json, relative, write_json, write_jsonl
 from lab.model.prompts import Shot, build_prompt, prompt_ids, supports_system_role
 from rewards import FORMAT, extract_gsm8k_answer
 
@@ -218,8 +217,7 @@ def save_dataset(prepared: PreparedDataset, folder: Path) -> Path:
         except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError) as error:
             what = "A column holds values of different types: declare its type in SCHEMA."
             raise DataError(f"{what} ({error})") from error
-    lines = [json.dumps(row, ensure_ascii=False, default=str) for row in prepared.rejected]
-    write_text(new / "rejected.jsonl", "".join(line + "\n" for line in lines))
+    write_jsonl(new / "rejected.jsonl", prepared.rejected)
     write_json(new / "report.json", prepared.report)
     shutil.rmtree(folder, ignore_errors=True)
     new.rename(folder)

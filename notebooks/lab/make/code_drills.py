@@ -6,12 +6,11 @@ A drill has HumanEval's columns: `prompt` (signature and docstring), `canonical_
 
 import hashlib
 import itertools
-import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lab.files import ROOT, relative, write_text
+from lab.files import ROOT, relative, write_jsonl
 
 HELD_OUT_SHARE = 5  # one drill in five belongs to the held-out side
 N_ASSERTIONS = 6
@@ -133,7 +132,7 @@ def make(per_family: int = 150, seed: int = 20261121) -> list[dict[str, object]]
 
 def main() -> None:
     rows = make()
-    path = write_text(ROOT / "data/code_drills.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    path = write_jsonl(ROOT / "data/code_drills.jsonl", rows)
     print(f"{relative(path)}: {len(rows)} drills, {sum(row['split'] == 'test' for row in rows)} of them held out")
 
 

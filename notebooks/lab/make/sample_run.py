@@ -6,7 +6,6 @@ seen every 20 steps. A reward of one's own pays for padding (the record's `rewar
 weights and checkpoints.
 """
 
-import json
 import shutil
 import threading
 import time
@@ -30,9 +29,7 @@ def some_problems(path: Path) -> Path:
     """The first training problems of the bundled set, and all that are held out."""
     rows = files.read_jsonl(files.WORD_PROBLEMS)
     held_out, train = ([row for row in rows if (row["split"] == "train") is is_train] for is_train in (False, True))
-    return files.write_text(
-        path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in held_out + train[:PROBLEMS])
-    )
+    return files.write_jsonl(path, held_out + train[:PROBLEMS])
 
 
 def edit_later(folder: Path, better: str) -> None:

@@ -11,7 +11,6 @@ generator later, such as the starter policy's demonstrations, can stay off the h
 from __future__ import annotations
 
 import hashlib
-import json
 import operator
 import random
 import re
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 
-from lab.files import WORD_PROBLEMS, Row, relative, write_text
+from lab.files import WORD_PROBLEMS, Row, relative, write_jsonl
 
 HELD_OUT_SHARE = 10  # one problem in ten belongs to the held-out side
 NAMES = "Ada Amir Bea Chen Dana Eli Farah Gus Hana Ivo Jana Kofi Lena Milo Nora Omar Priya Quinn Rosa Sam".split()
@@ -280,9 +279,8 @@ TEMPLATES = [name for name in vars(Templates) if not name.startswith("_")]
 
 
 def main() -> None:
-    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in make_rows()]
-    write_text(WORD_PROBLEMS, "".join(lines))
-    print(f"{relative(WORD_PROBLEMS)}: {len(lines)} problems from {len(TEMPLATES)} templates")
+    write_jsonl(WORD_PROBLEMS, rows := make_rows())
+    print(f"{relative(WORD_PROBLEMS)}: {len(rows)} problems from {len(TEMPLATES)} templates")
 
 
 if __name__ == "__main__":
