@@ -20,8 +20,6 @@ from lab.make.gpu_check_parts import measure_run
 
 SCRIPT = ROOT / "notebooks/lab/make/gpu_check.py"
 RUN = {
-    "backend": "unsloth",
-    "precision": "bf16",
     "steps": 20,
     "steps_timed": 18,
     "seconds_a_step": 2.0,
@@ -32,7 +30,7 @@ RUN = {
     "peak": {"bytes": 4_000_000_000, "of": "card", "reserved": 5_000_000_000},
     "reward": [0.1, 0.2],
 }
-PLAIN = {**RUN, "backend": "trl", "seconds_a_step": 5.0, "peak": {"bytes": 10_000_000_000, "of": "card"}}
+PLAIN = {**RUN, "seconds_a_step": 5.0, "peak": {"bytes": 10_000_000_000, "of": "card"}}
 
 
 def empty_record():
@@ -219,9 +217,9 @@ def test_a_part_that_is_run_again_is_added_to_the_record_and_takes_the_place_of_
 
 @pytest.mark.parametrize("left, stops", [(gpu_check_parts.SPARE - 1, True), (gpu_check_parts.SPARE + 60, False)])
 def test_a_training_that_would_be_cut_off_is_asked_to_stop_and_its_figures_are_kept(monkeypatch, tmp_path, left, stops):
-    run = a_run(tmp_path / "run", [row(i, 2.0, 100 * i) for i in range(1, 6)], [{"from_step": 0}])
+    run = a_run(tmp_path / "trl-bf16/run", [row(i, 2.0, 100 * i) for i in range(1, 6)], [{"from_step": 0}])
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"])
-    monkeypatch.setattr(gpu_check_parts, "start_training", lambda *args: (process, run))
+    monkeypatch.setattr(gpu_check_parts, "start_training", lambda *args: process)
     monkeypatch.setenv(gpu_check_parts.UNTIL, str(time.time() + left))
     assert gpu_check_parts.time_training(tmp_path, "trl", "bf16", 20)["steps"] == 5 and (run / "stop").exists() is stops
 
@@ -268,7 +266,7 @@ def test_on_a_card_there_are_both_backends_in_its_precision_and_the_notebooks(mo
 def test_both_backends_get_the_same_settings(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu_check_parts, "card", lambda: {"capability": "9.0"})
     names = ("unsloth", "trl")
-    ours, plain = (gpu_check_parts.training_parameters(tmp_path, name, "bf16", 20) for name in names)
+    ours, plain = (gpu_check_parts.training_parameters(tmp_path / name, name, "bf16", 20) for name in names)
     assert {name for name in ours if ours[name] != plain[name]} == {"BACKEND", "OUTPUTS"}
     assert ours["MORE_SETTINGS"]["load_in_4bit"] and ours["MORE_SETTINGS"]["bf16"] and not ours["MORE_SETTINGS"]["fp16"]
 
@@ -285,14 +283,14 @@ def a_run(folder, rows, attempts):
     return folder
 
 
-def measured(run, backend, kind, code=0):
+def measured(run, kind, code=0):
     ended = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
-    return measure_run(run, backend, kind, ended)
+    return measure_run(run, kind, ended)
 
 
 def test_a_training_that_failed_has_no_figures(tmp_path):
     with pytest.raises(RuntimeError, match="ended with exit code 3"):
-        measured(a_run(tmp_path / "run", [row(1, 2.0, 100)], [{"from_step": 0}]), "trl", "bf16", code=3)
+        measured(a_run(tmp_path / "run", [row(1, 2.0, 100)], [{"from_step": 0}]), "bf16", code=3)
 
 
 def row(step, seconds, tokens, **more):
@@ -305,7 +303,7 @@ def test_figures_are_those_worked_out_by_hand_without_the_first_steps_of_each_pr
     # the rehearsal's batch has 8 completions; steps 1, 2, 5 and 6 begin a process
     seconds, tokens = (99, 99, 2.5, 3.5, 99, 99, 4.5), (100, 200, 500, 800, 900, 1000, 1600)
     rows = [row(i + 1, *both) for i, both in enumerate(zip(seconds, tokens))]
-    found = measured(a_run(tmp_path / "run", rows, [{"from_step": 0}, {"from_step": 4}]), "trl", "bf16")
+    found = measured(a_run(tmp_path / "run", rows, [{"from_step": 0}, {"from_step": 4}]), "bf16")
     assert found["steps"] == 7 and found["steps_timed"] == 3 and found["seconds_a_step"] == 3.5 == 10.5 / 3
     assert found["generating_share"] == pytest.approx(3 / 10.5)
     assert found["generated_tokens_a_second"] == pytest.approx(3 * 80 / 3)
@@ -318,7 +316,7 @@ def test_figures_are_those_worked_out_by_hand_without_the_first_steps_of_each_pr
 )
 def test_a_loss_that_is_not_finite_fails_except_while_fp16_looks_for_its_scale(tmp_path, kind, step, fails):
     rows = [row(i, 1.9, 100 * i, **({"grad_norm": float("nan")} if i == step else {})) for i in range(1, 5)]
-    found = measured(a_run(tmp_path / "run", rows, [{"from_step": 0}]), "unsloth", kind)
+    found = measured(a_run(tmp_path / "run", rows, [{"from_step": 0}]), kind)
     assert (found.get("failed") == "grad_norm not finite in some step") is fails
 
 

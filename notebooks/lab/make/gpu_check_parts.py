@@ -268,57 +268,53 @@ def make_model(folder: Path) -> Row:
     return {"parameters": sum(p.numel() for p in model.parameters()), "shape": shape}
 
 
-def training_parameters(folder: Path, backend: str, kind: str, steps: int) -> Row:
+def training_parameters(outputs: Path, backend: str, kind: str, steps: int) -> Row:
     """What notebook 03 gets: the same for both backends."""
     # the long runs are timed: no checkpoint falls into them
     more = {**MORE, "per_device_train_batch_size": size().batch, "bf16": kind == "bf16", "fp16": kind == "fp16"}
     return {
-        "MODEL": str(folder / "base"),
+        "MODEL": str(outputs.with_name("base")),
         "BACKEND": backend,
         "MAX_STEPS": steps,
-        "OUTPUTS": str(folder / f"{backend}-{kind}"),
+        "OUTPUTS": str(outputs),
         **size().parameters,
         **dict.fromkeys(("EVAL_EVERY", "SHOW_EVERY", "WATCH_REWARDS", "STOP_WHEN_CRITICAL"), 0),
         "MORE_SETTINGS": {**more, "save_steps": steps // 3 if steps == size().short else steps},
     }
 
 
-def start_training(folder: Path, backend: str, kind: str, steps: int) -> tuple[subprocess.Popen, Path]:
-    """Notebook 03 as a script, started; and the folder of its run."""
+def start_training(outputs: Path, backend: str, kind: str, steps: int) -> subprocess.Popen:
+    """Notebook 03 as a script, started; the model and the inputs lie beside its folder."""
     from lab.train.launch import export_script, launch_environment
 
-    outputs = folder / f"{backend}-{kind}"
     if not outputs.exists():
-        shutil.copytree(folder / "inputs", outputs)
-    script = export_script(outputs / "train.py", training_parameters(folder, backend, kind, steps))
-    command = [sys.executable, str(script)]
-    return subprocess.Popen(command, cwd=ROOT / "notebooks", env=launch_environment(1)), outputs / "run"
+        shutil.copytree(outputs.with_name("inputs"), outputs)
+    script = export_script(outputs / "train.py", training_parameters(outputs, backend, kind, steps))
+    return subprocess.Popen([sys.executable, str(script)], cwd=ROOT / "notebooks", env=launch_environment(1))
 
 
 def time_training(folder: Path, backend: str, kind: str, steps: int) -> Row:
     """A training. One that would not end in time is stopped after a step, and its figures are those of its steps."""
-    process, run = start_training(folder, backend, kind, steps)
+    outputs = folder / f"{backend}-{kind}"
+    process, run = start_training(outputs, backend, kind, steps), outputs / "run"
     while process.poll() is None:
         if time.time() > float(os.environ.get(UNTIL, "inf")) - SPARE and logged_steps(run):
             (run / STOP).touch()
         time.sleep(0.2)
-    return measure_run(run, backend, kind, process) | {"timed": True}
+    return measure_run(run, kind, process) | {"timed": True}
 
 
 def train_killed_and_resumed(folder: Path, backend: str, kind: str, steps: int) -> Row:
     """A training that is killed when half of the steps are logged, and run again."""
-    place = folder / "killed"  # beside the timed run with the same backend and precision
-    place.mkdir(exist_ok=True)
-    for name in ("base", "inputs"):
-        (place / name).symlink_to(folder / name)
-    process, run = start_training(place, backend, kind, steps)
+    outputs, run = folder / "killed", folder / "killed/run"
+    process = start_training(outputs, backend, kind, steps)
     while process.poll() is None and len(logged_steps(run)) < steps // 2 + 1:
         time.sleep(0.1)
     process.kill()
     if process.wait() != -signal.SIGKILL:
         raise RuntimeError("it ended before it could be killed")
     before = len(logged_steps(run))
-    found = measure_run(run, backend, kind, start_training(place, backend, kind, steps)[0])
+    found = measure_run(run, kind, start_training(outputs, backend, kind, steps))
     logged = [row["step"] for row in logged_steps(run)]
     resumed = [row["after_step"] for row in read_jsonl(run / "events.jsonl") if row["kind"] == "resumed"]
     if logged != list(range(1, steps + 1)) or not resumed:
@@ -330,7 +326,7 @@ def logged_steps(run: Path) -> list[Row]:
     return [row for row in read_jsonl(run / "log.jsonl") if "reward" in row]
 
 
-def measure_run(run: Path, backend: str, kind: str, process: subprocess.Popen) -> Row:
+def measure_run(run: Path, kind: str, process: subprocess.Popen) -> Row:
     """The figures of a run when its process has ended, from its own log without the first steps of each process.
 
     Seconds are those of whole steps, the optimiser among them. Trained tokens are those of prompts and completions, in
@@ -346,20 +342,19 @@ def measure_run(run: Path, backend: str, kind: str, process: subprocess.Popen) -
     seconds, generating, scoring, length = (sum(row[name] for row in warm) for name in names)
     made = length * size().parameters["PROMPTS_PER_STEP"] * size().parameters["NUM_GENERATIONS"]
     trained = sum(row["num_tokens"] - before.get(row["step"] - 1, 0) for row in warm)
-    peak, about = record["process"]["peak_memory"], {"backend": backend, "precision": kind, "timed": False}
     # fp16's scaler halves until it finds its scale, and leaves those steps out
     settled = rows[-1:] if kind == "fp16" else rows
     finite = lambda value: isinstance(value, int | float) and math.isfinite(value)
     bad = [name for name in ("loss", "grad_norm") if any(not finite(row.get(name)) for row in settled)]
     return {
-        **about,
+        "timed": False,
         "steps": len(rows),
         "steps_timed": len(warm),
         "seconds_a_step": seconds / len(warm),
         "generated_tokens_a_second": made / generating,
         "trained_tokens_a_second": trained / (seconds - generating - scoring),
         "generating_share": generating / seconds,
-        "peak": peak,
+        "peak": record["process"]["peak_memory"],
         "reward": [rows[0]["reward"], rows[-1]["reward"]],
         "status": record["status"],
         "requested": record["requested"],
