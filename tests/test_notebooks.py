@@ -137,7 +137,7 @@ def test_00_compared_its_loss_with_trl_trained_and_names_the_mistakes_of_its_exe
     tables = [output.get("data", {}).get("text/html", "") for output in outputs]
     (step,) = [pd.read_html(io.StringIO(html))[0] for html in tables if "times as likely" in html]
     assert (step["times as likely"] > 1).tolist() == [True, True, True, False], "as the text says, C too"
-    assert "12 losses and gradients compared with TRL's" in "\n".join(run.scratch_evidence(road / "from_scratch"))
+    assert "12 losses and gradients compared with TRL's" in run.scratch_evidence(road / "from_scratch")
 
 
 def test_01_wrote_the_whole_data_set(road):

@@ -146,13 +146,10 @@ def scratch_evidence(folder: Path) -> str:
     compared, record = (read_json(folder / name, made_by) for name in ("equal_to_trl.json", "evaluation.json"))
     loss, gradient = (max(one[f"{what} difference"] for one in compared) for what in ("loss", "gradient"))
     right = record["rewards"]["correctness_reward"]
-    differences = f"largest differences {loss:.0e} and {gradient:.0e}"
     asked = f"{record['samples']} samples each (n = {record['problems']})"
-    gained = f"{right['before']:.1%} before, {right['after']:.1%} after its loop"
-    return (
-        f"GRPO from scratch: {len(compared)} losses and gradients compared with TRL's, {differences}\n"
-        f"  held-out problems right, {asked}: {gained}"
-    )
+    differences = f"largest differences {loss:.0e} and {gradient:.0e}"
+    return f"""GRPO from scratch: {len(compared)} losses and gradients compared with TRL's, {differences}
+  held-out problems right, {asked}: {right["before"]:.1%} before, {right["after"]:.1%} after its loop"""
 
 
 def main() -> None:
