@@ -60,16 +60,11 @@ class TagFormat(Format):
 
     def split(self, completion: str) -> tuple[str, str] | None:
         # Counting instead of one regular expression: lazy groups in a row are quadratic on repeated tags.
-        rest, parts = completion, []
-        for tag in self.marks:
-            before, found, rest = rest.partition(tag)
-            if not found or completion.count(tag) != 1:
-                return None
-            parts.append(before.strip())
-        lead, reasoning, between, answer = parts
-        if lead or between or rest.strip() or not has_words(reasoning) or not is_visible(answer):
+        if any(completion.count(tag) != 1 for tag in self.marks) or not all(self.in_place(completion)):
             return None
-        return reasoning, answer
+        pairs = zip(self.marks, self.marks[1:])
+        reasoning, between, answer = (completion.partition(one)[2].partition(two)[0].strip() for one, two in pairs)
+        return None if between else (reasoning, answer)
 
     def reasoning(self, completion: str) -> str | None:
         opening, closing = self.marks[:2]

@@ -75,13 +75,8 @@ def wrap_scoring(trainer: Any, wrapper: Callable) -> None:
 
 def number_completions(trainer: Any) -> None:
     """TRL shuffles the completions of a batch: from now on `place` in it says where each stood when it was scored."""
-    make = trainer._generate_and_score_completions
-
-    def numbered(inputs: list) -> dict[str, Any]:
-        batch = make(inputs)
-        return batch | {"place": torch.arange(len(batch["completion_ids"]))}
-
-    trainer._generate_and_score_completions = numbered
+    make, number = trainer._generate_and_score_completions, lambda batch: torch.arange(len(batch["completion_ids"]))
+    trainer._generate_and_score_completions = lambda rows: (batch := make(rows)) | {"place": number(batch)}
 
 
 def add_columns(trainer: Any, columns: Mapping[str, Sequence]) -> None:
