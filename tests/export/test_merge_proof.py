@@ -62,7 +62,10 @@ def made(tmp_path_factory):
 
 
 def proof_of(made, folder, kind="dequantised base", **changes):
-    sample = predictions.proof_sample(made.tokenizer, made.chats, made.replies)
+    sample, quantising = predictions.proof_sample(made.tokenizer, made.chats, made.replies), None
+    if kind == "original base":
+        with made.trained.disable_adapter():
+            quantising = predictions.prediction_distance(made.trained, made.base, sample)
     given = dict(
         base=weight_checks.base_weights(made.trained if kind == "dequantised base" else made.base),
         adapter=made.folder / "adapter",
@@ -70,9 +73,7 @@ def proof_of(made, folder, kind="dequantised base", **changes):
         replies=made.replies,
         served=SERVED,
         start=made.start,
-        quantising=predictions.prediction_distance(predictions.WithoutAdapter(made.trained), made.base, sample)
-        if kind == "original base"
-        else None,
+        quantising=quantising,
     )
     return merge_proof.prove_merge(folder, made.trained, made.tokenizer, **{**given, **changes})
 

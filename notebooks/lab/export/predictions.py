@@ -63,17 +63,6 @@ def prediction_distance(model: Any, other: Any, sample: ProofSample) -> dict[str
     return {**largest, "positions": len(table), **means}
 
 
-class WithoutAdapter:
-    """The trained model with its adapter switched off, which is its base: for `prediction_distance`."""
-
-    def __init__(self, model: Any) -> None:
-        self.model, self.device = model, model.device
-
-    def __call__(self, **inputs: Any) -> Any:
-        with self.model.disable_adapter():
-            return self.model(**inputs)
-
-
 def distance_table(distances: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
     """Distances from the trained model for reading, one line for each model."""
     labels = {"kl": "mean KL, nats", "kl_max": "largest KL", "logit_mean": "mean logit gap", "logit_max": "largest gap"}
