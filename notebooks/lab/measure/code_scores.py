@@ -22,12 +22,11 @@ def judge_groups(rows: Sequence[Row], groups: Sequence[Sequence[Sampled]], sandb
     Raises RuntimeError where a completion could not be judged; a 0 in its place would be a lie.
     """
     table = score_groups([], rows, groups).rename(columns={"group": "problem"})
-    asked = [
-        (rows[i], extract_code(text, rows[i]["entry_point"])) for i, text in table[["problem", "completion"]].values
-    ]
-    verdicts = iter(sandbox.run_many([sandbox_job(row, code) for row, code in asked if code is not None]))
+    asked = [rows[i] for i in table["problem"]]
+    codes = [extract_code(text, row["entry_point"]) for text, row in zip(table["completion"], asked)]
+    verdicts = iter(sandbox.run_many([sandbox_job(row, code) for row, code in zip(asked, codes) if code is not None]))
     no_code, judged = Verdict("no code", 0, 1, "there is no code in it", 0.0), []
-    for row, code in asked:
+    for row, code in zip(asked, codes):
         verdict = no_code if code is None else next(verdicts)
         if verdict.status in ("error", "unsupported"):
             what = f"a completion of {row['entry_point']} could not be judged ({verdict.status}: {verdict.why})"
