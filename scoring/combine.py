@@ -17,10 +17,7 @@ class AdoptedFunction(RewardFunction):
     """A function in TRL's own signature, called unchanged and checked like every reward here."""
 
     for_chats = True
-
-    def __init__(self, *arguments: Any, prefill: bool, **more: Any) -> None:
-        self.prefill = prefill
-        super().__init__(*arguments, **more)
+    prefill = False  # whether it sees what the prompt has begun
 
     def _parameters(self) -> dict[str, inspect.Parameter]:
         parameters = inspect.signature(self.function).parameters
@@ -82,7 +79,9 @@ def adopt(
         return function
     if isinstance(function, functools.partial) and function.keywords:
         name = name or name_with(callable_name(function), function.keywords)
-    return AdoptedFunction(function, low, high, claims_correctness, name=name, prefill=prefill)
+    adopted = AdoptedFunction(function, low, high, claims_correctness, name=name)
+    adopted.prefill = prefill
+    return adopted
 
 
 def prepare_rewards(functions: Iterable[Callable], columns: Iterable[str] | None = None) -> list[RewardFunction]:

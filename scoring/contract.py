@@ -258,9 +258,8 @@ class RewardFunction:
         bound = min(self.high, max(self.low, number))
         if math.isfinite(number) and abs(number - bound) <= 1e-9 * max(1.0, abs(number)):  # of rounding, not of meaning
             return bound
-        wanted = f"a finite number in [{self.low:g}, {self.high:g}]"
-        text = f"for the completion {shortened(text)}"
-        raise RewardError(f"{self.__name__} returned {shortened(value)}, which is not {wanted}, {text}")
+        wanted = f"which is not a finite number in [{self.low:g}, {self.high:g}], for the completion {shortened(text)}"
+        raise RewardError(f"{self.__name__} returned {shortened(value)}, {wanted}")
 
     def _neutral(self, values: list, batch: Batch) -> list[float | None]:
         """The scores with each failure replaced by the mean of its group: no push in any direction."""

@@ -45,8 +45,7 @@ class Watch(TrainerCallback):
 
         def compute_loss(model: Any, inputs: dict[str, Any], *more: Any, **named: Any) -> torch.Tensor:
             loss, step = plain(model, inputs, *more, **named), self.steps[-1]
-            kept = {name: value.detach().clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-            step.batches.append(kept)
+            step.batches.append({name: one.detach().clone() for name, one in inputs.items() if torch.is_tensor(one)})
             step.losses.append(loss.item())
             return loss
 
