@@ -42,9 +42,10 @@ def extract_answer(completion: str, format: formats.Format | None = None) -> str
     (None, None)
     """
     before, answer, after = (format or formats.FORMAT).find_answer(completion) or ("", None, "")
-    if (after and not after.isspace() and taken_back(answer, after)) or (before and other_answer(answer, before)):
+    if after and not after.isspace() and taken_back(answer, after):
         return None
-    return answer
+    announced = ANSWER_IN_TEXT.findall(before[-LONGEST_TAIL:]) if before else []
+    return None if names_another(answer, announced) else answer
 
 
 NUMBER_IN_TEXT = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -67,12 +68,8 @@ def taken_back(answer: str, after: str) -> bool:
     return bool(RETRACTION.search(after)) or any(unicodedata.category(char) == "No" for char in after)
 
 
-def other_answer(answer: str, before: str) -> bool:
-    """Whether the text before an answer block calls another number the answer."""
-    return names_another(answer, ANSWER_IN_TEXT.findall(before[-LONGEST_TAIL:]))
-
-
 def names_another(answer: str, numbers: list[str]) -> bool:
+    """Whether one of these numbers is not the answer."""
     value = extract_number(answer) if numbers else None
     return any(extract_number(number.rstrip(",")) != value for number in numbers)
 

@@ -5,8 +5,8 @@ import hashlib
 import inspect
 import itertools
 import math
-import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from scoring.batch import Batch, as_completion
@@ -17,10 +17,7 @@ class AdoptedFunction(RewardFunction):
     """A function in TRL's own signature, called unchanged and checked like every reward here."""
 
     for_chats = True
-
-    def __init__(self, *arguments: Any, prefill: bool, **more: Any) -> None:
-        self.prefill = prefill
-        super().__init__(*arguments, **more)
+    prefill = False  # whether it sees what the prompt has begun
 
     def _parameters(self) -> dict[str, inspect.Parameter]:
         parameters = inspect.signature(self.function).parameters
@@ -82,7 +79,9 @@ def adopt(
         return function
     if isinstance(function, functools.partial) and function.keywords:
         name = name or name_with(callable_name(function), function.keywords)
-    return AdoptedFunction(function, low, high, claims_correctness, name=name, prefill=prefill)
+    adopted = AdoptedFunction(function, low, high, claims_correctness, name=name)
+    adopted.prefill = prefill
+    return adopted
 
 
 def prepare_rewards(functions: Iterable[Callable], columns: Iterable[str] | None = None) -> list[RewardFunction]:
@@ -175,7 +174,7 @@ def cached(function: RewardFunction, size: int = 10_000) -> RewardFunction:
     """`function` that scores a completion it has seen, with the same prompt and columns, only once.
 
     For slow or paid rewards whose score depends on nothing else. Failures are not kept, `log_extra` columns are not
-    written, another process begins with an empty cache. Raises TypeError for a group-wise reward.
+    written, another process has a cache of its own. Raises TypeError for a group-wise reward.
     """
     function = adopt(function)
     if function.groupwise:
@@ -183,29 +182,25 @@ def cached(function: RewardFunction, size: int = 10_000) -> RewardFunction:
     return CombinedReward(Cache(size), function)
 
 
+@dataclass
 class Cache:
     """The scores that a cached reward has seen, at most `size`; the oldest go first."""
 
-    def __init__(self, size: int) -> None:
-        self.size, self.scores, self.lock = size, {}, threading.Lock()
-
-    def __reduce__(self) -> tuple:
-        return Cache, (self.size,)
+    size: int
+    scores: dict[str, float | None] = field(default_factory=dict)
 
     def __call__(self, parts: Sequence[RewardFunction], batch: Batch) -> list:
         keys = []
         for i, (text, prompt) in enumerate(zip(batch.texts, batch.prompts)):
             row = repr((text, prompt, {name: values[i] for name, values in batch.columns.items()}))
             keys.append(hashlib.sha256(row.encode("utf-8", "surrogatepass")).hexdigest())
-        with self.lock:
-            scores = {key: self.scores[key] for key in keys if key in self.scores}
+        seen = self.scores  # never changed, only replaced: other threads may call too
+        scores = {key: seen[key] for key in keys if key in seen}
         new = {key: i for i, key in enumerate(keys) if key not in scores}
         if new:
             part = batch.part(list(new.values()))
             part.from_trl.pop("log_extra", None)
             scores |= zip(new, parts[0].checked_values(part))
-        with self.lock:
-            self.scores |= {key: scores[key] for key in new if not isinstance(scores[key], Exception)}
-            while len(self.scores) > self.size:
-                del self.scores[next(iter(self.scores))]
+            found = {key: scores[key] for key in new if not isinstance(scores[key], Exception)}
+            self.scores = dict([*(self.scores | found).items()][-self.size :])
         return [scores[key] for key in keys]

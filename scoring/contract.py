@@ -66,13 +66,7 @@ class RewardFunction:
     for_chats = False  # whether `score` turns a text into a chat message, as training on chats does
 
     def __init__(
-        self,
-        function: Callable,
-        low: float,
-        high: float,
-        claims: bool | None,
-        example: dict | None = None,
-        name: str = "",
+        self, function: Callable, low: float, high: float, claims: bool | None, example: Any = None, name: str = ""
     ) -> None:
         if not low <= high:
             raise ValueError(f"the range [{low}, {high}] is empty")
@@ -264,9 +258,8 @@ class RewardFunction:
         bound = min(self.high, max(self.low, number))
         if math.isfinite(number) and abs(number - bound) <= 1e-9 * max(1.0, abs(number)):  # of rounding, not of meaning
             return bound
-        wanted = f"a finite number in [{self.low:g}, {self.high:g}]"
-        text = f"for the completion {shortened(text)}"
-        raise RewardError(f"{self.__name__} returned {shortened(value)}, which is not {wanted}, {text}")
+        wanted = f"which is not a finite number in [{self.low:g}, {self.high:g}], for the completion {shortened(text)}"
+        raise RewardError(f"{self.__name__} returned {shortened(value)}, {wanted}")
 
     def _neutral(self, values: list, batch: Batch) -> list[float | None]:
         """The scores with each failure replaced by the mean of its group: no push in any direction."""
@@ -327,36 +320,29 @@ def shortened(value: Any, longest: int = 300) -> str:
     return text if len(text) <= longest else f"{text[:longest]}… ({len(text)} characters)"
 
 
-# one event loop in a thread of its own, for async rewards: the loops of Jupyter and TRL are busy
-_LOOP: list[asyncio.AbstractEventLoop] = []
-_LOCK = threading.Lock()
+@functools.cache
+def background_loop() -> asyncio.AbstractEventLoop:
+    """One event loop in a thread of its own, for async rewards: the loops of Jupyter and TRL are busy."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="rewards", daemon=True).start()
+    return loop
+
+
+if hasattr(os, "register_at_fork"):  # a forked child does not have its parent's thread
+    os.register_at_fork(after_in_child=background_loop.cache_clear)
 
 
 def run_in_background(coroutine: Coroutine) -> Any:
     """The result of a coroutine. Raises RuntimeError inside the loop, where an async reward would wait for itself."""
-    with _LOCK:
-        if not _LOOP:
-            _LOOP.append(asyncio.new_event_loop())
-            threading.Thread(target=_LOOP[0].run_forever, name="rewards", daemon=True).start()
     if threading.current_thread().name == "rewards":
         coroutine.close()
         raise RuntimeError("an async reward cannot call another one: await its `function` instead")
-    future = asyncio.run_coroutine_threadsafe(coroutine, _LOOP[0])
+    future = asyncio.run_coroutine_threadsafe(coroutine, background_loop())
     try:
         return future.result()
     except BaseException:  # Ctrl-C: the rest of the batch is not wanted any more
         future.cancel()
         raise
-
-
-def _after_fork() -> None:  # a child does not have its parent's thread, and must not inherit a held lock
-    global _LOCK
-    _LOCK = threading.Lock()
-    _LOOP.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def portable(function: Callable, reward_name: str) -> Any:

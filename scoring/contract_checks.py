@@ -68,8 +68,7 @@ def pays_for_nothing(function: RewardFunction, trials: Sequence[Trial]) -> str:
     trial = trials[0]
     worked = trial.probes[0].completion.replace(WORKING, "3 * 4 = 12\n12 + 5 = 17\nSo that is all there is to do.")
     scores = trial.call(function, ["word " * 5_000, worked])
-    different = {score for one in trials for score in one.call(function)} | set(scores)
-    different.discard(None)
+    different = {*scores, *(score for one in trials for score in one.call(function))} - {None}
     if len(different) != 1 or function.low >= function.high or different == {function.high}:
         return ""
     found = f"{different.pop():g} for every completion, also for right ones in the asked-for format"

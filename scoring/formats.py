@@ -60,16 +60,11 @@ class TagFormat(Format):
 
     def split(self, completion: str) -> tuple[str, str] | None:
         # Counting instead of one regular expression: lazy groups in a row are quadratic on repeated tags.
-        rest, parts = completion, []
-        for tag in self.marks:
-            before, found, rest = rest.partition(tag)
-            if not found or completion.count(tag) != 1:
-                return None
-            parts.append(before.strip())
-        lead, reasoning, between, answer = parts
-        if lead or between or rest.strip() or not has_words(reasoning) or not is_visible(answer):
+        if any(completion.count(tag) != 1 for tag in self.marks) or not all(self.in_place(completion)):
             return None
-        return reasoning, answer
+        pairs = zip(self.marks, self.marks[1:])
+        reasoning, between, answer = (completion.partition(one)[2].partition(two)[0].strip() for one, two in pairs)
+        return None if between else (reasoning, answer)
 
     def reasoning(self, completion: str) -> str | None:
         opening, closing = self.marks[:2]
@@ -81,8 +76,11 @@ class TagFormat(Format):
     def find_answer(self, completion: str) -> tuple[str, str, str] | None:
         open_reasoning, close_reasoning, opening, closing = self.marks
         if completion.count(opening) != 1 or open_reasoning in completion or close_reasoning in completion:
-            completion = self._single_reasoning_removed(completion)
-            if completion is None or completion.count(opening) != 1:
+            doubled_or_open = completion.count(open_reasoning) > 1 or completion.count(close_reasoning) != 1
+            if doubled_or_open or open_reasoning in completion.partition(close_reasoning)[2]:
+                return None
+            completion = self.outside(completion)
+            if completion.count(opening) != 1:
                 return None
         before, found, rest = completion.partition(opening)
         answer, closed, after = rest.partition(closing)
@@ -90,16 +88,6 @@ class TagFormat(Format):
             return None
         answer = answer.strip()
         return (before, answer, after) if is_visible(answer) else None
-
-    def _single_reasoning_removed(self, completion: str) -> str | None:
-        """The completion without its one reasoning block; None where blocks are doubled, open or reversed."""
-        opening, closing = self.marks[:2]
-        if completion.count(opening) > 1 or completion.count(closing) > 1:
-            return None
-        before, closed, after = completion.partition(closing)
-        if not closed or opening in after:
-            return None
-        return (before.partition(opening)[0] if opening in before else "") + after
 
     def outside(self, completion: str) -> str:
         opening, closing = self.marks[:2]

@@ -6,11 +6,11 @@ import functools
 import itertools
 import json
 import os
-import queue
 import re
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from scoring.answers import with_plain_powers
@@ -112,7 +112,7 @@ class MathWorker:
     START_LIMIT = 60.0  # seconds to import sympy on a busy machine
 
     def __init__(self) -> None:
-        self.lock, self.process, self.replies = threading.Lock(), None, queue.Queue()
+        self.forget()
         atexit.register(self.stop)
 
     def ask(self, gold: str, given: str, time_limit: float) -> bool | None:
@@ -120,37 +120,36 @@ class MathWorker:
         with self.lock:
             if self.process is None or self.process.poll() is not None:
                 self._start()
-            with contextlib.suppress(queue.Empty, OSError):
+            reply = ""
+            try:
                 print(json.dumps([gold, given, time_limit]), file=self.process.stdin, flush=True)
-                reply = self.replies.get(timeout=3 * time_limit + 1.0)  # it stops itself, unless it is deep in C
-                if reply:
-                    return json.loads(reply)  # null where it stopped itself
-            self.stop()
-            return None
+                reply = self._line(3 * time_limit + 1.0)  # it stops itself, unless it is deep in C
+            except (TimeoutError, OSError):
+                pass
+            finally:
+                if not reply:
+                    self.stop()
+            return json.loads(reply) if reply else None  # null where it stopped itself
 
     def _start(self) -> None:
         self.stop()
-        self.replies = queue.Queue()
         # -P keeps this folder out of its path, where numbers.py would stand for the standard library's
         command = [sys.executable, "-P", str(Path(__file__).with_name("math_worker.py"))]
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         self.process = subprocess.Popen(command, encoding="utf-8", **pipes)
-        threading.Thread(target=self._read, args=(self.process, self.replies), daemon=True).start()
-        with contextlib.suppress(queue.Empty):
-            if self.replies.get(timeout=self.START_LIMIT):
+        with contextlib.suppress(TimeoutError):
+            if self._line(self.START_LIMIT):
                 return
         self.stop()
         raise ImportError("math_reward needs math-verify, which does not start: pip install math-verify==0.9.0")
 
-    @staticmethod
-    def _read(process: subprocess.Popen, replies: queue.Queue) -> None:
-        for line in process.stdout:
-            replies.put(line)
-        replies.put("")  # it has ended
+    def _line(self, patience: float) -> str:
+        """The next line of the process, "" where it has ended. Raises TimeoutError after `patience` seconds."""
+        return self.reader.submit(self.process.stdout.readline).result(patience)
 
     def forget(self) -> None:
-        """For a forked child: the process and the lock are its parent's."""
-        self.lock, self.process = threading.Lock(), None
+        """For a forked child: the process, the lock and the thread are its parent's."""
+        self.lock, self.process, self.reader = threading.Lock(), None, ThreadPoolExecutor(1)
 
     def stop(self) -> None:
         if self.process is not None:

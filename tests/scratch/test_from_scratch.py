@@ -234,9 +234,8 @@ def test_the_watched_losses_are_those_that_trl_logs_and_watching_changes_nothing
             seed=1,
         )
         rows = cells["Dataset"].from_list(cells["train"][:4])
-        score = watch.scores(cells["trl_score"]) if watch else cells["trl_score"]
         more = {"processing_class": cells["tokenizer"], "train_dataset": rows}
-        trainer = GRPOTrainer(model=cells["noisy"](), args=config, reward_funcs=score, **more)
+        trainer = GRPOTrainer(model=cells["noisy"](), args=config, reward_funcs=cells["trl_score"], **more)
         (watch.attach(trainer) if watch else trainer).train()
         return trainer
 
@@ -247,24 +246,6 @@ def test_the_watched_losses_are_those_that_trl_logs_and_watching_changes_nothing
     for one, other in zip(watched.model.parameters(), alone.model.parameters()):
         assert torch.equal(one, other)
     assert set(torch.cat([batch["place"] for batch in watch.steps[1].batches]).tolist()) == set(range(8))
-
-
-def test_a_completion_is_found_again_under_its_own_prompt(cells):
-    """Two prompts with the same completion, shuffled and padded."""
-    tokenizer, watch = cells["tokenizer"], trl_watch.Watch()
-    chats = [row["prompt"] for row in cells["train"][:2]]
-    score = watch.scores(lambda **_: [0.0, 1.0, 2.0])
-    score(prompts=[chats[0], chats[1], chats[1]], completions=[], completion_ids=[[7, 2], [7, 2], [8]])
-    ids, mask = cells["encode"]([{"prompt": chat} for chat in (chats[1], chats[1], chats[0])])
-    completions = torch.tensor([[8, 0], [7, 2], [7, 2]])
-    batch = {
-        "prompt_ids": ids,
-        "prompt_mask": mask,
-        "completion_ids": completions,
-        "completion_mask": (completions > 0).long(),
-    }
-    watch._free = watch._all_places(tokenizer)
-    assert watch._find_places(batch).tolist() == [2, 1, 0] and watch.rewards.tolist() == [0, 1, 2]
 
 
 # --------------------------------------------------------------------------- sampling and training

@@ -68,6 +68,10 @@ def prove_merge(
     def share_of_equal(found: Sequence, wanted: Sequence) -> float:
         return sum(one == other for one, other in zip(found, wanted, strict=True)) / len(wanted)
 
+    def its_base(**inputs: Any) -> Any:
+        with trained.disable_adapter():
+            return trained(**inputs)
+
     compare = predictions.prediction_distance
     weights, sample = weight_checks.read_weights(folder), predictions.proof_sample(tokenizer, chats, replies)
     updates = weight_checks.lora_updates(adapter) if adapter else weight_checks.trained_updates(trained, base)
@@ -88,7 +92,7 @@ def prove_merge(
         "tied": weight_checks.compare_tying(weights, folder, trained.config.to_dict()),
         "decoding": sorted(name for name in here.keys() | wanted.keys() if here.get(name) != wanted.get(name)),
         "trained_against_merged": compare(trained, merged, sample),
-        "trained_against_base": compare(trained, predictions.WithoutAdapter(trained), sample) if adapter else None,
+        "trained_against_base": compare(trained, its_base, sample) if adapter else None,
         "quantising": dict(quantising) if quantising else None,
         "greedy_as_trained": share_of_equal(ours, [prefill + reply for reply in replies]),
         "fresh_process": {"n": len(chats), "first_answer": fresh["answers"][0], **same},

@@ -9,6 +9,7 @@ import pandas as pd
 from lab.data.code_problems import sandbox_job
 from lab.files import Row
 from lab.measure.estimates import bootstrap_mean, paired_difference, pass_at_k
+from lab.measure.grading import score_groups
 from lab.model.sampling import Sampled
 from rewards import extract_code
 from sandbox import Sandbox, Verdict
@@ -20,21 +21,18 @@ def judge_groups(rows: Sequence[Row], groups: Sequence[Sequence[Sampled]], sandb
 
     Raises RuntimeError where a completion could not be judged; a 0 in its place would be a lie.
     """
-    lines, jobs = [], []
-    for i, (row, group) in enumerate(zip(rows, groups, strict=True)):
-        for k, sampled in enumerate(group):
-            code = extract_code(sampled.text, row["entry_point"])
-            lines.append({"problem": i, "sample": k, "completion": sampled.text, "tokens": sampled.tokens})
-            jobs.append(None if code is None else sandbox_job(row, code))
-    verdicts = iter(sandbox.run_many([job for job in jobs if job is not None]))
-    for line, job in zip(lines, jobs):
-        verdict = Verdict("no code", 0, 1, "there is no code in it", 0.0) if job is None else next(verdicts)
+    table = score_groups([], rows, groups).rename(columns={"group": "problem"})
+    asked = [rows[i] for i in table["problem"]]
+    codes = [extract_code(text, row["entry_point"]) for text, row in zip(table["completion"], asked)]
+    verdicts = iter(sandbox.run_many([sandbox_job(row, code) for row, code in zip(asked, codes) if code is not None]))
+    no_code, judged = Verdict("no code", 0, 1, "there is no code in it", 0.0), []
+    for row, code in zip(asked, codes):
+        verdict = no_code if code is None else next(verdicts)
         if verdict.status in ("error", "unsupported"):
-            what = f"a completion of {job['entry_point']} could not be judged ({verdict.status}: {verdict.why})"
+            what = f"a completion of {row['entry_point']} could not be judged ({verdict.status}: {verdict.why})"
             raise RuntimeError(f"{what}. Leave the problem out (`keep_solvable` finds such), or mend its test.")
-        line |= {"status": verdict.status, "graded": verdict.score, "passed": float(verdict.status == "pass")}
-        line["why"] = verdict.why
-    return pd.DataFrame(lines)
+        judged.append((verdict.status, verdict.score, float(verdict.status == "pass"), verdict.why))
+    return table.join(pd.DataFrame(judged, columns=["status", "graded", "passed", "why"]))
 
 
 def score_matrix(judged: pd.DataFrame, column: str) -> np.ndarray:

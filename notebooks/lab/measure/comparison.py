@@ -216,13 +216,11 @@ def changed_answers(tables: Tables) -> Tables:
     samples). Those that the samples confirm most come first.
     """
     check_comparable(tables)
-    greedy, sampled = {}, {}
-    for side, name in (("before", BASE), ("after", MERGED)):
-        greedy[side] = tables[name][tables[name]["decoding"] == GREEDY].set_index("row").sort_index()
-        sampled[side] = tables[name][tables[name]["decoding"] == SAMPLED].groupby("row")["correct"].mean()
+    sides = {"before": tables[BASE].set_index("row"), "after": tables[MERGED].set_index("row")}
+    greedy = {side: one[one["decoding"] == GREEDY].sort_index() for side, one in sides.items()}
+    sampled = [one[one["decoding"] == SAMPLED].groupby("row")["correct"].mean() for one in sides.values()]
     table = greedy["before"][["question", "gold"]].assign(**{side: one["completion"] for side, one in greedy.items()})
-    for side, share in sampled.items():
-        table[f"sampled right {side}"] = share.reindex(table.index)
+    table["sampled right before"], table["sampled right after"] = sampled
     now, change = table["sampled right after"], table["sampled right after"] - table["sampled right before"]
     before, after = (one["correct"] for one in greedy.values())
     kinds = {

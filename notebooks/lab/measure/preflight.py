@@ -5,9 +5,7 @@ nothing. `preflight` measures that on sampled groups, and gives the worst of all
 is none. With fewer than 32 completions only a failing reward is a no-go; any other no-go becomes weak: sample more.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,14 +40,7 @@ HARDER = "Take harder data: problems that the base often gets wrong."
 FAILING = ("Take easier data, or mix some in.", "Run SFT on worked examples first.")
 FAILING += ("Add a softer reward that tells a near miss from a complete one.", "Try another base model.")
 Groups = Sequence[Sequence[Sampled]]  # the completions of each prompt
-Finding = tuple[str, str, tuple[str, ...]]  # verdict (no-go, weak or go), reason, advice
-
-
-def finding(verdict: str, reason: str, *advice: str) -> Finding:
-    return verdict, reason, advice
-
-
-weak, no_go = partial(finding, "weak"), partial(finding, "no-go")
+Finding = tuple[str, ...]  # verdict (no-go, weak or go), reason, advice …
 
 
 def preflight(
@@ -74,8 +65,8 @@ def preflight(
         except Exception as raised:  # the reader's code: it may raise anything
             error = f"{type(raised).__name__}: {raised}"[:400]
         failed = getattr(function, "failures", 0) - before  # scores that a service did not give
-        rewards[name] = reward_record(function, weights.get(name) or 0.0, scores.get(name))
-        rewards[name] |= {"failed": failed, "error": error}
+        line = reward_record(function, weights.get(name) or 0.0, scores.get(name))
+        rewards[name] = line | {"failed": failed, "error": error}
     parts = (np.nan_to_num(scores[name]) * weight for name, weight in weights.items() if name in scores)
     total = sum(parts, np.zeros(shape))
     sampled = [one for group in groups for one in group]
@@ -162,9 +153,9 @@ def correlation(scores: dict[str, np.ndarray]) -> dict[str, dict[str, float | No
 
 def count_aha_words(texts: Sequence[str]) -> Row:
     """Share of completions with any word of reconsidering, and how many have each: nothing to credit training with."""
-    plain, patterns = [text.replace("’", "'") for text in texts], [rf"\b(?:{pattern})\b" for pattern in AHA.values()]
-    hits = np.array([[bool(re.search(one, text, re.IGNORECASE)) for one in patterns] for text in plain])
-    return {"share": float(hits.any(axis=1).mean()), "words": dict(zip(AHA, hits.sum(axis=0).tolist()))}
+    plain = pd.Series(texts).str.replace("’", "'")
+    hits = pd.DataFrame({word: plain.str.contains(rf"\b(?:{one})\b", case=False) for word, one in AHA.items()})
+    return {"share": float(hits.any(axis=1).mean()), "words": hits.sum().to_dict()}
 
 
 def judge_signal(record: Row) -> Row:
@@ -172,22 +163,22 @@ def judge_signal(record: Row) -> Row:
     findings = []
     for name, line in record["rewards"].items():  # those that raised, or returned what is no score
         if line["error"]:
-            verdict = no_go if line["weight"] else weak  # training does not call one of weight 0
+            verdict = "no-go" if line["weight"] else "weak"  # training does not call one of weight 0
             reason = f"{name} failed{'' if line['weight'] else ', but has weight 0'}: {line['error']}"
-            findings.append(verdict(reason, f"Repair {name}, and call it on one completion by hand."))
+            findings.append((verdict, reason, f"Repair {name}, and call it on one completion by hand."))
     if weighted(record):
         found = [*about_right(record), *about_signal(record), *about_rewards(record)]
         if record["clipped_share"] > CUT:
             cut = f"{percent(record['clipped_share'])} of the completions are cut at the token limit"
-            found.append(weak(f"{cut}, before their answer", LONGER))
-        if record["completions"] < ENOUGH and any(verdict == "no-go" for verdict, _, _ in found):
+            found.append(("weak", f"{cut}, before their answer", LONGER))
+        if record["completions"] < ENOUGH and any(verdict == "no-go" for verdict, *_ in found):
             more = f"Sample at least {ENOUGH} completions: {record['completions']} are too few to say no-go."
-            found = [weak(reason, more, *advice) for _, reason, advice in found]
+            found = [("weak", reason, more, *advice) for _, reason, *advice in found]
         findings += found
-    findings = findings or [("go", headroom(record), ())]
+    findings = findings or [("go", headroom(record))]
     findings.sort(key=lambda one: ("no-go", "weak", "go").index(one[0]))
-    verdicts, reasons, advice = zip(*findings)
-    return {"verdict": verdicts[0], "reasons": [*reasons], "advice": [*dict.fromkeys(sum(advice, ()))]}
+    advice = dict.fromkeys(line for _, _, *lines in findings for line in lines)
+    return {"verdict": findings[0][0], "reasons": [reason for _, reason, *_ in findings], "advice": [*advice]}
 
 
 def headroom(record: Row) -> str:
@@ -207,31 +198,31 @@ def about_right(record: Row) -> Iterator[Finding]:
     style = ", ".join(others)
     if not at:
         advice = f"Compare the column that {by} reads with what it expects, and look at one gold answer."
-        yield no_go(f"{by} is None on all {record['completions']} completions: nothing can be judged", advice)
+        yield "no-go", f"{by} is None on all {record['completions']} completions: nothing can be judged", advice
     elif at["1"]["estimate"] >= SOLVED - SAME:
         share = percent(passed["right"] / judged)
         seen = f"{passed['right']} of {judged} completions are right by {by} (pass@1 {share})"
         if deciding and others:
             advice = "Take harder data, or train on if the style is all that you want."
-            yield weak(f"{seen}: only the style ({style}) remains to be learned", advice)
+            yield "weak", f"{seen}: only the style ({style}) remains to be learned", advice
         else:
-            yield no_go(f"{seen}: nothing to learn", HARDER)
+            yield "no-go", f"{seen}: nothing to learn", HARDER
     elif not deciding:
         return  # a graded total can be climbed without anybody ever at its top
     elif not passed["right"]:
         bound = f"pass@{size} at most {percent(at[str(size)]['high'])}, 95 % interval"
         reason = f"none of {passed['prompts']} × {size} completions is right by {by} ({bound})"
         if max(signal_share(rewards[name]) for name in deciding) >= NO_SIGNAL:
-            yield weak(f"{reason}: only its partial scores can be climbed", *FAILING)
+            yield "weak", f"{reason}: only its partial scores can be climbed", *FAILING
         else:
             left = f"only {style} could be learned, not the task" if others else "nothing to amplify"
             check = f"First see that {by} gives a perfect completion its top score."
             longer = [LONGER] * (record["clipped_share"] > CUT)  # what is cut before its answer cannot be right
-            yield no_go(f"{reason}: {left}", check, *longer, *FAILING)
+            yield "no-go", f"{reason}: {left}", check, *longer, *FAILING
     elif at[str(size)]["estimate"] < RARE:
         share = percent(at[str(size)]["estimate"])
         reason = f"pass@{size} is {share} by {by}: few groups hold a right completion to amplify"
-        yield weak(reason, "Take a larger group (num_generations), or easier data first.")
+        yield "weak", reason, "Take a larger group (num_generations), or easier data first."
 
 
 def about_signal(record: Row) -> Iterator[Finding]:
@@ -246,7 +237,7 @@ def about_signal(record: Row) -> Iterator[Finding]:
     if record["pass"]["at"]:
         first = record["pass"]["at"]["1"]["estimate"]
         advice = (HARDER,) if first >= SOLVED - SAME else FAILING if first <= 1 - SOLVED else advice
-    yield (no_go if share < NO_SIGNAL else weak)(reason, *advice)
+    yield "no-go" if share < NO_SIGNAL else "weak", reason, *advice
 
 
 def about_rewards(record: Row) -> Iterator[Finding]:
@@ -258,21 +249,21 @@ def about_rewards(record: Row) -> Iterator[Finding]:
         if line["constant"] and name not in deciding:  # of a deciding one `about_right` has said it
             where = f"{name} gave {line['mean']:g} to all {n - round(n * line['none_share'])} completions"
             if line["mean"] >= line["high"] - SAME:
-                yield weak(f"{where}: it adds nothing", f"Set the weight of {name} to 0.")
+                yield "weak", f"{where}: it adds nothing", f"Set the weight of {name} to 0."
             else:
                 reason = f"{where}: too strict, or a bug such as a regex without DOTALL"
-                yield weak(reason, f"Try {name} on a perfect completion; soften it if that scores well.")
+                yield "weak", reason, f"Try {name} on a perfect completion; soften it if that scores well."
         if line["failed"] > NONE_SHARE * n:
             reason = f"{name} could not score {line['failed']} of {n} completions: what it depends on did not answer"
-            yield weak(reason, f"See the warning that {name} logged, and make its service answer.")
+            yield "weak", reason, f"See the warning that {name} logged, and make its service answer."
         elif line["none_share"] > NONE_SHARE and (name not in deciding or passed["at"]):
             reason = f"{name} is None on {percent(line['none_share'])} of the completions, which counts as 0 there"
-            yield weak(reason, f"Drop rows whose gold answer {name} cannot score, or correct their column.")
+            yield "weak", reason, f"Drop rows whose gold answer {name} cannot score, or correct their column."
         for by in deciding:
             against = record["correlation"].get(by, {}).get(name)
             if name not in deciding and against is not None and against * np.sign(line["weight"]) < PULL:
                 reason = f"{name}, as weighted, and {by} pull apart: correlation {against:+.2f} within the groups"
-                yield weak(reason, f"Lower the weight of {name}, or pay for it only where the answer is right.")
+                yield "weak", reason, f"Lower the weight of {name}, or pay for it only where the answer is right."
 
 
 def weighted(record: Row) -> list[str]:

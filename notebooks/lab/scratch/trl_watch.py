@@ -1,7 +1,5 @@
 """Watching a GRPOTrainer while it trains: the tokens, scores, weights, losses and gradients of each of its steps."""
 
-import functools
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +7,9 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from lab.train import trl_internals
+
 Weights = dict[str, torch.Tensor]  # by name
-Places = dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]  # prompt and completion, as token ids -> places
 
 
 @dataclass
@@ -29,39 +28,29 @@ class Step:
 
 
 class Watch(TrainerCallback):
-    """Records every step of a trainer: `reward_funcs=watch.scores(f)`, then `watch.attach(trainer)` before training."""
+    """Records every step of a trainer from `watch.attach(trainer)` on."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.rewards = torch.empty(0)  # (B,) scores of the last generation, the completions of a prompt side by side
-        self._prompts, self._completions = (), ()  # of the last generation; the completions as token ids
-        self._free: Places = {}  # of the step, not yet given to a row
-
-    def scores(self, function: Callable[..., list[float]]) -> Callable[..., list[float]]:
-        """The reward function, which now also records its calls."""
-
-        @functools.wraps(function)
-        def watched(**columns: Any) -> list[float]:
-            scores = function(**columns)
-            self.rewards = torch.tensor(scores, dtype=torch.float32)
-            self._prompts, self._completions = columns["prompts"], columns["completion_ids"]
-            return scores
-
-        return watched
 
     def attach(self, trainer: Any) -> Any:
-        """Watches a trainer, and returns it."""
-        plain, tokenizer = trainer.compute_loss, trainer.processing_class
+        """Watches a trainer with one reward function, and returns it."""
+        plain = trainer.compute_loss
+
+        def score(calculate: Callable, *call: Any) -> torch.Tensor:
+            scores = calculate(*call)
+            self.rewards = scores[:, 0]
+            return scores
 
         def compute_loss(model: Any, inputs: dict[str, Any], *more: Any, **named: Any) -> torch.Tensor:
             loss, step = plain(model, inputs, *more, **named), self.steps[-1]
-            kept = {name: value.detach().clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-            if not step.batches:
-                self._free = self._all_places(tokenizer)
-            step.batches.append(kept | {"place": self._find_places(kept)})
+            step.batches.append({name: one.detach().clone() for name, one in inputs.items() if torch.is_tensor(one)})
             step.losses.append(loss.item())
             return loss
 
+        trl_internals.wrap_scoring(trainer, score)
+        trl_internals.number_completions(trainer)
         trainer.compute_loss = compute_loss
         trainer.add_callback(self)
         return trainer
@@ -72,17 +61,3 @@ class Watch(TrainerCallback):
     def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
         reached = ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
         self.steps[-1].gradients = {name: gradient.clone() for name, gradient in reached}
-
-    def _all_places(self, tokenizer: Any) -> Places:
-        """Where each pair of prompt and completion, as token ids, stood when it was scored. Equal pairs have several."""
-        chats = tokenizer.apply_chat_template(self._prompts, add_generation_prompt=True, return_dict=True)
-        places: Places = defaultdict(list)
-        for place, (prompt, completion) in enumerate(zip(chats["input_ids"], self._completions, strict=True)):
-            places[tuple(prompt), tuple(completion)].append(place)
-        return places
-
-    def _find_places(self, batch: Weights) -> torch.Tensor:
-        """The places (B,) of a micro-batch's rows, which TRL has shuffled. Raises KeyError if one was not scored."""
-        columns = [batch[f"{part}_{kind}"] for part in ("prompt", "completion") for kind in ("ids", "mask")]
-        keys = [(tuple(p[pm.bool()].tolist()), tuple(c[cm.bool()].tolist())) for p, pm, c, cm in zip(*columns)]
-        return torch.tensor([self._free[key].pop(0) for key in keys])

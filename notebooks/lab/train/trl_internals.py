@@ -13,6 +13,7 @@ import torch
 # Members of the trainer that this module uses: methods with their parameters, and attributes.
 METHODS = {
     "_generate": ["prompts"],
+    "_generate_and_score_completions": ["inputs"],
     "_calculate_rewards": ["inputs", "prompts", "completions", "completion_ids_list"],
     "_get_train_sampler": ["dataset"],
     "_log_completion_extra": ["column", "values"],
@@ -70,6 +71,12 @@ def wrap_scoring(trainer: Any, wrapper: Callable) -> None:
     # it returns a tensor: a row for each completion of all processes, a column for each reward
     score = trainer._calculate_rewards
     trainer._calculate_rewards = lambda *call: wrapper(score, *call)
+
+
+def number_completions(trainer: Any) -> None:
+    """TRL shuffles the completions of a batch: from now on `place` in it says where each stood when it was scored."""
+    make, number = trainer._generate_and_score_completions, lambda batch: torch.arange(len(batch["completion_ids"]))
+    trainer._generate_and_score_completions = lambda rows: (batch := make(rows)) | {"place": number(batch)}
 
 
 def add_columns(trainer: Any, columns: Mapping[str, Sequence]) -> None:
