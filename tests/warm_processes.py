@@ -51,10 +51,14 @@ def serve_kernel(told, arguments, cwd, environment):
 
 def run_notebooks(names, folder, parameters=None):
     """`lab.make.run.run_notebooks` with warm kernels."""
+
+    def execute(name, *arguments):
+        text = (ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8")
+        local_provisioner.launch_kernel = Kernel if "from unsloth import" in text else cold_kernel
+        return execute_notebook(name, *arguments)
+
+    execute_notebook, run.execute_notebook = run.execute_notebook, execute
     try:
-        for name in names:
-            text = (ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8")
-            local_provisioner.launch_kernel = Kernel if "from unsloth import" in text else cold_kernel
-            run.run_notebooks((name,), folder, parameters)
+        return run.run_notebooks(names, folder, parameters)
     finally:
-        local_provisioner.launch_kernel = cold_kernel
+        run.execute_notebook, local_provisioner.launch_kernel = execute_notebook, cold_kernel

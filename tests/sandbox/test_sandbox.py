@@ -489,7 +489,8 @@ def test_a_candidate_cannot_use_up_the_time_of_the_test_and_have_it_blamed(box):
     slow = "import time\nstop = time.process_time() + 0.5\nwhile time.process_time() < stop: pass\n"
     spins = "while True: pass\n" + PROMPT + RIGHT
     found = judged(box, spins, slow + TEST, timeout=0.7)
-    assert found.status == "fail" and "more than 0.7 s of work" in found.why
+    # on a busy machine it is stopped by the clock, before it has had so much of a processor
+    assert found.status == "fail" and re.search("more than 0.7 s of work|still waiting", found.why), found.why
     assert judged(box, RIGHT, slow + TEST, timeout=0.7).status == "pass"
     assert judged(box, RIGHT, slow + TEST, timeout=0.3).status == "error"
 
