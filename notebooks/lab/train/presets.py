@@ -16,8 +16,7 @@ import pandas as pd
 import torch
 
 from lab.model.policy import precision
-from lab.train.config_fields import field_problems, right_name
-from lab.train.settings_check import SettingsError
+from lab.train.settings_check import SettingsError, field_problems, right_name
 
 # What the model's loader gets, and all settings that are no fields of GRPOConfig, with their types.
 LOADER = {"load_in_4bit": bool, "lora_rank": int, "full_finetuning": bool}
