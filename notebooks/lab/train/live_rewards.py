@@ -29,6 +29,7 @@ class WatchedReward:
     """One chosen reward in the trainer."""
 
     index: int  # among the trainer's rewards
+    name: str  # its metric's name now
     variable: str | None  # that it is bound to in its file
     version: int = 1
 
@@ -67,7 +68,7 @@ class LiveRewards(StatefulCallback):
         self.loaded = max(loads, key=lambda load: sum(map(bool, map(load.variable, functions.values()))))
         self.tried: dict[str, str] | str = self.loaded.sources
         index, variable = trainer.reward_func_names.index, self.loaded.variable
-        self.watched = {name: WatchedReward(index(name), variable(f)) for name, f in functions.items()}
+        self.watched = {name: WatchedReward(index(name), name, variable(f)) for name, f in functions.items()}
         trainer.reward_funcs = list(trainer.reward_funcs)  # TRL keeps the caller's list: that one stays as it is
         trl_internals.wrap_scoring(trainer, self._score_and_keep)
         return super().attach(trainer)
@@ -150,16 +151,16 @@ class LiveRewards(StatefulCallback):
             about = {"range": [function.low, function.high], "failed": result["failed"]}
             about |= {"sources": f"rewards/v{self.version}", "mean_after": result["mean"], "name": new}
             event = self._event("reward_changed", name, **about)
-            watched.variable = self.loaded.variable(function)
-            self._install(watched, function, new)
+            watched.variable, watched.name = self.loaded.variable(function), new
+            self._install(watched, function)
             if self.is_first:
                 self.on_event(event)
                 means = (event["mean_before"], event["mean_after"])
                 change = " → ".join("–" if mean is None else f"{mean:.3f}" for mean in means)
                 self.say(f"step {event['step']}: {new} replaces {event['was']}; mean on the last completions {change}")
 
-    def _install(self, watched: WatchedReward, function: Any, name: str) -> None:
-        i, names = watched.index, self.trainer.reward_func_names
+    def _install(self, watched: WatchedReward, function: Any) -> None:
+        i, name, names = watched.index, watched.name, self.trainer.reward_func_names
         trl_internals.forget_columns(self.trainer, names[i])  # TRL would go on writing the old column
         names[i] = name
         self.trainer.reward_funcs[i] = function if function.__name__ == name else rename(function, name)
@@ -173,11 +174,10 @@ class LiveRewards(StatefulCallback):
         `source_sha256`: of the edited files. For a change also `range`, `failed` (completions it could not score)
         and `sources` (the folder in the run where the texts are kept).
         """
-        was, mean, n = None, None, len(self.batch["prompts"]) if self.batch else 0
-        if reward:
-            index, first = self.watched[reward].index, self.trainer.accelerator.process_index * n
-            was = self.trainer.reward_func_names[index]
-            scores = self.scores[first : first + n, index].tolist() if n else []
+        watched, mean, n = self.watched.get(reward), None, len(self.batch["prompts"]) if self.batch else 0
+        was, first = watched and watched.name, self.trainer.accelerator.process_index * n
+        if watched and n:
+            scores = self.scores[first : first + n, watched.index].tolist()
             known = [score for score in scores if score == score]  # TRL writes a None as NaN
             mean = sum(known) / len(known) if known else None
         # the log counts so: the step that is about to begin
@@ -195,8 +195,7 @@ class LiveRewards(StatefulCallback):
 
     def state(self) -> Row:
         """What to save with a checkpoint: the kept version of the texts; version, name and place of each reward."""
-        names = self.trainer.reward_func_names
-        rewards = {name: {**asdict(one), "name": names[one.index]} for name, one in self.watched.items()}
+        rewards = {name: asdict(one) for name, one in self.watched.items()}
         return {"version": self.version, "files": list(self.loaded.sources), "rewards": rewards}
 
     def restore(self, state: Row) -> None:
@@ -213,5 +212,5 @@ class LiveRewards(StatefulCallback):
         if self.tried != self.loaded.sources:
             self.loaded = load_sources(self.folder, self.tried)
         for name, kept in state["rewards"].items():
-            watched = self.watched[name] = WatchedReward(kept["index"], kept["variable"], kept["version"])
-            self._install(watched, self.loaded.find(name, watched.variable), kept["name"])
+            watched = self.watched[name] = WatchedReward(**kept)
+            self._install(watched, self.loaded.find(name, watched.variable))

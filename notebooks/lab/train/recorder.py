@@ -5,7 +5,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -48,15 +48,6 @@ class StatefulCallback(TrainerCallback):
 
     def restore(self, state: Row) -> None:
         """Takes back what `state` returned when the checkpoint was saved."""
-
-
-def duplicate_share(groups: Sequence[Sequence[str]]) -> float:
-    """Share of completions that repeat another of their group word for word.
-
-    >>> duplicate_share([["a", "a", "b", "c"], ["a", "b", "c", "d"]])
-    0.125
-    """
-    return sum(len(group) - len(set(group)) for group in groups) / max(1, sum(map(len, groups)))
 
 
 class RunRecorder(StatefulCallback):
@@ -169,14 +160,14 @@ class RunRecorder(StatefulCallback):
         """
         batch, n = trl_internals.last_batch(self.trainer), self.trainer.num_generations
         size = len(batch["prompt"])
-        table = {"step": [self.trainer.state.global_step] * size, "group": np.arange(size) // n}
-        table |= {"prompt": batch["prompt"], "completion": batch["completion"]}
-        table |= {name: batch["rewards"][name] for name in self.trainer.reward_func_names}
-        table |= {"advantage": batch["advantages"]}
+        table = {"step": self.trainer.state.global_step, "group": np.arange(size) // n}
+        table |= {name: list(batch[name]) for name in ("prompt", "completion")}
+        table |= {name: list(batch["rewards"][name]) for name in self.trainer.reward_func_names}
+        table |= {"advantage": list(batch["advantages"])}
         for name, values in batch["extra"].items():
             if name not in table and len(values) == size:  # a reward's column does not replace one of ours
                 table[name] = as_one_type(values)
-        return pd.DataFrame({name: list(values) for name, values in table.items()})
+        return pd.DataFrame(table)
 
     def write_record(self, status: str) -> None:
         """Writes `run.json` as things stand."""
@@ -221,9 +212,8 @@ class RunRecorder(StatefulCallback):
             torch.cuda.synchronize()
         trl_internals.add_metric(self.trainer, "time/step", time.perf_counter() - self.step_began)
         if self.generated:
-            texts, n = list(trl_internals.last_batch(self.trainer)["completion"]), self.trainer.num_generations
-            share = duplicate_share([texts[i : i + n] for i in range(0, len(texts), n)])
-            trl_internals.add_metric(self.trainer, "completions/duplicate_share", share)
+            repeats = self.completions().duplicated(["group", "completion"])  # word for word
+            trl_internals.add_metric(self.trainer, "completions/duplicate_share", repeats.mean())
         if self.is_main_process and (self.folder / STOP).exists():
             self.stop(f"asked to end by the file {STOP}")
         if self.trainer.accelerator.num_processes > 1:  # a signal may reach the processes in different steps
