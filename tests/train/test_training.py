@@ -430,11 +430,9 @@ def test_duplicates_are_counted_within_groups_only(tmp_path):
     class Trainer:
         num_generations, num_iterations, reward_func_names, _step = 4, 1, [], 1
         state, args = SimpleNamespace(global_step=1, num_input_tokens_seen=0), SimpleNamespace(steps_per_generation=1)
-        accelerator, _metrics = SimpleNamespace(num_processes=1), {"train": collections.defaultdict(list)}
+        accelerator = SimpleNamespace(num_processes=1, process_index=0)
+        _metrics = {"train": collections.defaultdict(list)}
         _logs = {"prompt": ["p"] * 8, "completion": list("aaaaabcd"), "advantages": [0.0] * 8, "extra": {}}
-
-        def is_world_process_zero(self):
-            return True
 
     run = recorder.RunRecorder(tmp_path / "run", {})
     run.trainer, run.generated, run.step_began = Trainer(), True, 0.0

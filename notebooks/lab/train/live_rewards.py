@@ -7,10 +7,9 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 from lab.files import Row, write_text
-from lab.train import trl_internals
-from lab.train.chosen_rewards import LoadedRewards, load_sources, read_sources, source_hash
+from lab.train import chosen_rewards, trl_internals
+from lab.train.chosen_rewards import FILES, LoadedRewards
 from lab.train.recorder import StatefulCallback
-from lab.train.reward_edits import FILES, check_in_process, describe_error
 from rewards import completion_text, rename
 
 
@@ -83,18 +82,14 @@ class LiveRewards(StatefulCallback):
             self.scores = scores
         return scores
 
-    @property
-    def is_first(self) -> bool:
-        return self.trainer.accelerator.process_index == 0
-
     def on_train_begin(self, args, state, control, **kwargs) -> None:
-        if self.is_first and not self.version:
+        if self.is_main_process and not self.version:
             self._keep(self.loaded.sources)
 
     def on_step_begin(self, args, state, control, **kwargs) -> None:
         if not trl_internals.generates_next(self.trainer):
             return  # this step goes on with completions that were scored before
-        edit = self._look() if self.is_first else None
+        edit = self._look() if self.is_main_process else None
         if self.trainer.accelerator.num_processes > 1:
             from accelerate.utils import broadcast_object_list
 
@@ -105,7 +100,7 @@ class LiveRewards(StatefulCallback):
     def _look(self) -> Row | None:
         """An edit that is to be made now: its `sources`, and `results` of the check by reward. None for nothing."""
         try:
-            sources = read_sources(self.folder)
+            sources = chosen_rewards.read_sources(self.folder)
         except (OSError, UnicodeDecodeError) as error:
             sources = f"a file cannot be read: {type(error).__name__}: {error}"
         if sources == self.tried:
@@ -120,16 +115,16 @@ class LiveRewards(StatefulCallback):
         job = {"sources": sources, "before": self.loaded.sources, "folder": str(self.folder), "batch": batch}
         job["rewards"] = {name: watched.variable for name, watched in self.watched.items()}
         job["columns"] = getattr(self.trainer.train_dataset, "column_names", None)
-        results = check_in_process(job, self.time_limit)
+        results = chosen_rewards.check_in_process(job, self.time_limit)
         if errors := {name: result["error"] for name, result in results.items() if result["error"]}:
             return self._refuse(errors)
         if not results:
             return None
         try:  # it went well in the other process; the run is worth more than an edit
-            self.checked = load_sources(self.folder, sources)
+            self.checked = chosen_rewards.load_sources(self.folder, sources)
             self._keep(sources)
         except (Exception, SystemExit) as error:
-            return self._refuse({FILES: describe_error(error)})
+            return self._refuse({FILES: chosen_rewards.describe_error(error)})
         return {"sources": sources, "results": results}
 
     def _refuse(self, errors: dict[str, str]) -> None:
@@ -141,7 +136,7 @@ class LiveRewards(StatefulCallback):
 
     def _swap(self, sources: dict[str, str], results: dict[str, Row]) -> None:
         """Puts the changed rewards into the trainer, under the names of their new versions."""
-        self.loaded, self.checked = self.checked or load_sources(self.folder, sources), None
+        self.loaded, self.checked = self.checked or chosen_rewards.load_sources(self.folder, sources), None
         for name, result in results.items():
             watched = self.watched[name]
             function = self.loaded.find(name, watched.variable)
@@ -153,7 +148,7 @@ class LiveRewards(StatefulCallback):
             event = self._event("reward_changed", name, **about)
             watched.variable, watched.name = self.loaded.variable(function), new
             self._install(watched, function)
-            if self.is_first:
+            if self.is_main_process:
                 self.on_event(event)
                 means = (event["mean_before"], event["mean_after"])
                 change = " → ".join("–" if mean is None else f"{mean:.3f}" for mean in means)
@@ -183,7 +178,7 @@ class LiveRewards(StatefulCallback):
         # the log counts so: the step that is about to begin
         about = {"step": self.trainer.state.global_step + 1, "kind": kind, "reward": reward or None}
         about |= {"was": was, "name": was, "error": None, "mean_before": mean, "mean_after": None, "completions": n}
-        digest = None if isinstance(self.tried, str) else source_hash(self.tried)
+        digest = None if isinstance(self.tried, str) else chosen_rewards.source_hash(self.tried)
         return {**about, "source_sha256": digest, **more}
 
     def _keep(self, sources: dict[str, str]) -> None:
@@ -210,7 +205,7 @@ class LiveRewards(StatefulCallback):
             folder = self.run / "rewards" / f"v{self.version}"
             raise ValueError(f"{folder} has not all of {', '.join(state['files'])}, the checkpoint's rewards.")
         if self.tried != self.loaded.sources:
-            self.loaded = load_sources(self.folder, self.tried)
+            self.loaded = chosen_rewards.load_sources(self.folder, self.tried)
         for name, kept in state["rewards"].items():
             watched = self.watched[name] = WatchedReward(**kept)
             self._install(watched, self.loaded.find(name, watched.variable))

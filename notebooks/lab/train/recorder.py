@@ -36,6 +36,11 @@ class StatefulCallback(TrainerCallback):
 
     trainer: Any = None
 
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this process writes: one of all."""
+        return self.trainer is None or self.trainer.accelerator.process_index == 0
+
     def attach(self, trainer: Any) -> Self:
         """Adds itself to the trainer's callbacks."""
         self.trainer = trainer
@@ -82,11 +87,6 @@ class RunRecorder(StatefulCallback):
         for attempt in self.attempts:
             attempt["status"] = attempt["status"].replace("training", "killed")
         self.started = time.time()
-
-    @property
-    def is_main_process(self) -> bool:
-        """Whether this process writes: one of all."""
-        return self.trainer is None or self.trainer.is_world_process_zero()
 
     def attach(self, trainer: Any, *callbacks: StatefulCallback | None) -> Self:
         """Adds itself and the other callbacks to the trainer. Raises TrainingError where the disk is too small."""

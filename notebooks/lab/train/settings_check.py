@@ -51,21 +51,21 @@ CHOICES = {
     "importance_sampling_level": ("token", "sequence"),
     "vllm_mode": ("colocate", "server"),
 }
-ABOVE_0 = ("above 0", lambda x: x > 0)
-FROM_0 = ("0 or above", lambda x: x >= 0)
-FROM_1 = ("1 or above", lambda x: x >= 1)
-SHARE = ("above 0 and at most 1", lambda x: 0 < x <= 1)
+FROM_1 = """per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps steps_per_generation
+generation_batch_size num_iterations prompts_per_step groups_per_batch max_completion_length"""
 RANGES = {
-    **dict.fromkeys("learning_rate logging_steps save_steps num_train_epochs repetition_penalty".split(), ABOVE_0),
-    **dict.fromkeys("beta epsilon epsilon_high weight_decay warmup_steps max_grad_norm top_k".split(), FROM_0),
-    **dict.fromkeys("per_device_train_batch_size per_device_eval_batch_size num_iterations".split(), FROM_1),
-    **dict.fromkeys("gradient_accumulation_steps steps_per_generation generation_batch_size".split(), FROM_1),
-    **dict.fromkeys(("prompts_per_step", "groups_per_batch", "max_completion_length"), FROM_1),
-    **dict.fromkeys(("top_p", "vllm_gpu_memory_utilization", "gpu_memory_utilization"), SHARE),
-    "temperature": ("above 0 and below 10", lambda x: 0 < x < 10),  # Unsloth raises outside of it
-    "num_generations": ("2 or above: GRPO compares the completions of a group", lambda x: x >= 2),
-    "max_steps": ("1 or above, or -1 to go by num_train_epochs", lambda x: x >= 1 or x == -1),
-    "min_p": ("between 0 and 1", lambda x: 0 <= x <= 1),
+    name: (words, rule)
+    for names, words, rule in (
+        ("learning_rate logging_steps save_steps num_train_epochs repetition_penalty", "above 0", lambda x: x > 0),
+        ("beta epsilon epsilon_high weight_decay warmup_steps max_grad_norm top_k", "0 or above", lambda x: x >= 0),
+        (FROM_1, "1 or above", lambda x: x >= 1),
+        ("top_p vllm_gpu_memory_utilization gpu_memory_utilization", "above 0 and at most 1", lambda x: 0 < x <= 1),
+        ("temperature", "above 0 and below 10", lambda x: 0 < x < 10),  # Unsloth raises outside of it
+        ("num_generations", "2 or above: GRPO compares the completions of a group", lambda x: x >= 2),
+        ("max_steps", "1 or above, or -1 to go by num_train_epochs", lambda x: x >= 1 or x == -1),
+        ("min_p", "between 0 and 1", lambda x: 0 <= x <= 1),
+    )
+    for name in names.split()
 }
 # TRL, transformers and Unsloth fill these in from other fields or from the machine.
 # They are no news where nobody asked for them.
