@@ -181,8 +181,7 @@ class TemperatureAnnealing(StatefulCallback):
 
     def at(self, step: int, last: int) -> float:
         """The temperature of the step that comes after `step` finished ones."""
-        share = min(1.0, step / max(1, last - 1))
-        return self.start + (self.end - self.start) * share
+        return self.start + (self.end - self.start) * min(1.0, step / max(1, last - 1))
 
     def on_step_begin(self, args, state, control, **kwargs) -> None:
         self.on_substep_end(args, state, control)

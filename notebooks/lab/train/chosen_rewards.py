@@ -53,10 +53,9 @@ def save_choice(folder: Path, weights: dict[str, float]) -> dict:
         raise ValueError("Every weight is 0: give at least one reward a weight.")
     chosen = []
     for name, weight in weights.items():
-        if weight:
-            about = {"range": [known[name].low, known[name].high], "columns": known[name].columns}
-            decides = bool(known[name].claims_correctness)
-            chosen.append({"name": name, "weight": float(weight), **about, "decides": decides})
+        one = known[name]
+        about = {"range": [one.low, one.high], "columns": one.columns, "decides": bool(one.claims_correctness)}
+        chosen += [{"name": name, "weight": float(weight), **about}] if weight else []
     record = {"rewards": chosen, "source_sha256": source_hash(sources)}
     write_json(folder / "rewards.json", record)
     return record
@@ -242,8 +241,7 @@ def check_reward(function: RewardFunction, columns: list[str] | None, batch: dic
     """Calls a reward on the last batch (arguments of `call_as_trl`) as TRL called its predecessor."""
     if batch is None:  # nothing is generated yet
         function.check_columns(columns or function.columns)
-        return {"mean": None, "failed": 0}
-    scores = [score for score in call_as_trl(function, **batch) if score is not None]
+    scores = [score for score in call_as_trl(function, **batch) if score is not None] if batch else []
     return {"mean": sum(scores) / len(scores) if scores else None, "failed": function.failures}
 
 

@@ -76,9 +76,9 @@ class LiveRewards(StatefulCallback):
         scores = score(rows, prompts, completions, completion_ids)
         if self.trainer.model.training:  # an edit is not checked on an evaluation
             names = rows[0].keys() - {"prompt", "completion", "completion_ids"}
-            self.batch = {"prompts": prompts, "completions": [completion_text(one) for one in completions]}
-            self.batch |= {"columns": {name: [row[name] for row in rows] for name in names}}
-            self.batch |= {"completion_ids": completion_ids}
+            columns = {name: [row[name] for row in rows] for name in names}
+            self.batch = {"prompts": prompts, "completion_ids": completion_ids, "columns": columns}
+            self.batch["completions"] = [completion_text(one) for one in completions]
             self.scores = scores
         return scores
 
@@ -164,10 +164,8 @@ class LiveRewards(StatefulCallback):
         """What happened to a reward, before the step of that number was generated.
 
         `kind`: `reward_changed` or `reward_refused`; `reward`: its name in rewards.json, None where the files cannot
-        be loaded; `was`, `name`: its metric name before and now; `error`: why it was refused; `mean_before`,
-        `mean_after`: of the old and the new version on the same last completions, of which there are `completions`;
-        `source_sha256`: of the edited files. For a change also `range`, `failed` (completions it could not score)
-        and `sources` (the folder in the run where the texts are kept).
+        be loaded; `was`, `name`: its metric name before and now; `mean_before`, `mean_after`: of both versions on the
+        last `completions`. For a change also `failed` (completions it could not score) and `sources` (a folder).
         """
         watched, mean, n = self.watched.get(reward), None, len(self.batch["prompts"]) if self.batch else 0
         was, first = watched and watched.name, self.trainer.accelerator.process_index * n

@@ -68,8 +68,7 @@ CPU = {
     "load_in_4bit": Setting(True, "the same road as on a GPU: NF4 runs on a CPU too"),
     "fast_inference": Setting(False, "vLLM needs a CUDA card"),
 }
-T4 = {
-    "groups_per_batch": Setting(1, "one group at a time, the others accumulate: the least memory"),
+T4 = CPU | {
     "optim": Setting("adamw_8bit", "a quarter of AdamW's memory, and the same curve for adapters"),
     "load_in_4bit": Setting(True, "the base takes a quarter of its 16-bit size"),
     "fast_inference": Setting(False, "vLLM's own memory and the training's do not both fit well into 16 GB"),

@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -224,8 +225,7 @@ class RunRecorder(StatefulCallback):
         self._remember_state(state)  # what follows still belongs to this step
         self.apply_stop(control)
 
-    def on_log(self, args, state, control, logs=None, **kwargs) -> None:
-        logs = {} if logs is None else logs
+    def on_log(self, args, state, control, logs, **kwargs) -> None:
         if not getattr(args, "beta", 1):
             logs.pop("kl", None)  # Unsloth's trainer on a GPU logs a 0 where no KL is measured
         if not self.is_main_process:
@@ -259,8 +259,12 @@ class RunRecorder(StatefulCallback):
         return generated
 
     def _time_scoring(self, score: Callable, rows: Any, *call: Any) -> Any:
-        with process.keep_printed(self.printed):
+        out, write = sys.stdout, sys.stdout.write
+        out.write = lambda text: self.printed.append(text) or write(text)  # what a reward prints is kept, and shown
+        try:
             scores = self._timed("time/scoring", score, rows, *call)
+        finally:
+            out.write = write
         lengths = {"tokens": list(map(len, call[-1])), "prompt_tokens": self.prompt_tokens}
         trl_internals.add_columns(self.trainer, {**lengths, **data_columns(rows)})
         return scores

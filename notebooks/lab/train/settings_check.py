@@ -215,8 +215,8 @@ def check_settings(settings: Mapping[str, Any], **about: Any) -> list[str]:
     `about`: other fields of `RunSettings`; what is left out is not checked.
     """
     run = RunSettings(settings, **about)
-    problems = list(tracker_problems(run["report_to"]))  # otherwise the trainer raises after the model was loaded
-    if problems := [*problems, *(problem for rule in RULES for problem in rule(run))]:
+    rules = (whole_groups, precision_of_the_card, lengths_fit, weights_and_columns_fit, what_is_trained, saves_fit)
+    if problems := [*tracker_problems(run["report_to"]), *(problem for rule in rules for problem in rule(run))]:
         raise SettingsError(problems)
     return list(setting_warnings(run))
 
@@ -301,9 +301,6 @@ def saves_fit(run: RunSettings) -> Iterator[str]:
     if save % step:
         inside = f"save_steps = {save} lies inside a block of completions that is used for {step} updates"
         yield f"{inside}, where a run cannot be resumed: set save_steps to {multiples_around(save, step)}."
-
-
-RULES = (whole_groups, precision_of_the_card, lengths_fit, weights_and_columns_fit, what_is_trained, saves_fit)
 
 
 def setting_warnings(run: RunSettings) -> Iterator[str]:
