@@ -56,7 +56,8 @@ def test_an_unknown_config_is_refused_before_anything_is_written(tmp_path, monke
     monkeypatch.setattr("sys.argv", ["launch", "--config", "zero2", "--set", f"OUTPUTS={tmp_path / 'out'}"])
     with pytest.raises(SystemExit):
         launch.main()
-    assert all(word in capsys.readouterr().err for word in ("zero2", "ddp", "fsdp", "zero3"))
+    said = capsys.readouterr().err
+    assert all(word in said for word in ("zero2", "ddp", "fsdp", "zero3"))
     assert not (tmp_path / "out").exists()
 
 
