@@ -184,15 +184,15 @@ def attach_everything(trainer: Any, choice: Path, folder: Path, about: Row, spen
     Temperature and weights are constant, as by default, so that the steps stay those of bare TRL.
     """
     from lab.show.live_view import LiveView
-    from lab.train import callbacks, recorder, steering
+    from lab.train import callbacks, recorder
     from lab.train.live_rewards import LiveRewards
 
     run = recorder.RunRecorder(folder, about, resume=False)
     monitor = callbacks.HealthMonitor(run, ["correctness_reward"], stop=False)
     weights = dict(zip(trainer.reward_func_names, about["requested"]["reward_weights"]))
     parts = [
-        steering.TemperatureAnnealing(trainer.args.temperature),
-        steering.RewardWeights(weights),
+        callbacks.TemperatureAnnealing(trainer.args.temperature),
+        callbacks.RewardWeights(weights),
         callbacks.AdapterCheck(run),
         monitor,
         LiveView(run, monitor),

@@ -22,7 +22,7 @@ def test_there_are_fifteen_recipes_and_only_the_annealed_one_changes_two_values(
 
 
 def test_format_first_pays_nothing_for_correctness_until_step_15():
-    from lab.train.steering import RewardWeights
+    from lab.train.callbacks import RewardWeights
 
     chosen = recipes.recipe_settings("format_first")
     weights = RewardWeights(chosen["weights"], chosen["stages"])

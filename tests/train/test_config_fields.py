@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.train.config_fields import CHOICES, RANGES, REMOVED, field_problems, pristine, trl_defaults, value_problem
+from lab.train.settings_check import CHOICES, RANGES, REMOVED, field_problems, pristine, trl_defaults, value_problem
 
 
 def refused(settings):

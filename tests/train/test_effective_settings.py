@@ -1,7 +1,7 @@
 """What the trainer made of the settings that were asked for."""
 
-from lab.train import config_fields
-from lab.train.effective_settings import ABSENT, CHANGED, effective_settings
+from lab.train import settings_check
+from lab.train.settings_check import ABSENT, CHANGED, effective_settings
 
 
 def made(config_class=None, **settings):
@@ -61,13 +61,13 @@ def test_defaults_are_trl_s_own_also_where_unsloth_replaced_the_class(tmp_path, 
     replaced, own = unsloth_config, trl.GRPOConfig
     asked = {"output_dir": str(tmp_path), "num_generations": 4, "learnign_rate": 1.0}
     table = effective_settings(asked, made(replaced, **asked))
-    assert config_fields.pristine(replaced) is config_fields.pristine(own) is own
+    assert settings_check.pristine(replaced) is settings_check.pristine(own) is own
     assert table.loc["per_device_train_batch_size"].tolist() == ["–", "4", "8", CHANGED]
     assert table.loc["seed"].tolist() == ["–", "3407", "42", CHANGED]
     assert table.loc["learnign_rate"].tolist() == ["1.0", ABSENT, "–", CHANGED]
     monkeypatch.setattr(trl, "GRPOConfig", replaced)
-    assert config_fields.trl_defaults()["per_device_train_batch_size"] == 8
-    assert config_fields.live_defaults()["per_device_train_batch_size"] == 4  # what a batch left open would get there
+    assert settings_check.trl_defaults()["per_device_train_batch_size"] == 8
+    assert settings_check.live_defaults()["per_device_train_batch_size"] == 4  # what a batch left open would get there
 
 
 def test_a_token_is_not_shown(tmp_path):

@@ -52,9 +52,12 @@ def test_on_gpus_accelerate_gets_the_config_of_that_name(monkeypatch):
     assert "ACCELERATE_USE_CPU" not in launch_environment(8)
 
 
-def test_an_unknown_config_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(ValueError, match="no config 'zero2': they are ddp, fsdp, zero3"):
-        launch.launch_training(2, "zero2", {"OUTPUTS": str(tmp_path / "out")})
+def test_an_unknown_config_is_refused_before_anything_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["launch", "--config", "zero2", "--set", f"OUTPUTS={tmp_path / 'out'}"])
+    with pytest.raises(SystemExit):
+        launch.main()
+    said = capsys.readouterr().err
+    assert all(word in said for word in ("zero2", "ddp", "fsdp", "zero3"))
     assert not (tmp_path / "out").exists()
 
 

@@ -15,7 +15,7 @@ import torch
 
 import rewards
 from lab.files import ROOT, STARTER_POLICY
-from lab.train import chosen_rewards, live_rewards, reward_edits
+from lab.train import chosen_rewards
 from lab.train.live_rewards import LiveRewards, kept_sources
 
 OWN = '''"""Rewards of my own."""
@@ -192,7 +192,7 @@ def test_names_reached_through_the_module_a_star_or_a_late_import_count():
     ]
     for own in forms:
         prints = [
-            reward_edits.fingerprint({"rewards.py": text, "my_rewards.py": own}, "f")
+            chosen_rewards.fingerprint({"rewards.py": text, "my_rewards.py": own}, "f")
             for text in (library["rewards.py"], library["rewards.py"].replace("A = 1", "A = 5"))
         ]
         assert prints[0] != prints[1], own
@@ -208,7 +208,7 @@ def test_changing_a_value_in_place_counts_as_its_definition():
         "for i in (1, 2):\n    T[i] = 1",
         "if 1:\n    T = 3\nelse:\n    ...",
     ]
-    prints = {reward_edits.fingerprint({"rewards.py": "", "my_rewards.py": base % text}, "f") for text in texts}
+    prints = {chosen_rewards.fingerprint({"rewards.py": "", "my_rewards.py": base % text}, "f") for text in texts}
     assert len(prints) == len(texts)
 
 
@@ -486,14 +486,14 @@ def test_a_check_that_cannot_be_run_refuses_the_edit_and_not_the_run(run, monkey
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(reward_edits.tempfile, "TemporaryDirectory", full)
+    monkeypatch.setattr(chosen_rewards.tempfile, "TemporaryDirectory", full)
     run.edit("LIMIT = 5", "LIMIT = 8")
     run.trainer.step()
     assert "No space left" in run.errors[0] and run.names == ALL
 
 
 def test_unchanged_files_are_not_checked_and_looking_takes_less_than_5_milliseconds(run, monkeypatch):
-    monkeypatch.setattr(live_rewards, "check_in_process", lambda *job: pytest.fail("checked"))
+    monkeypatch.setattr(chosen_rewards, "check_in_process", lambda *job: pytest.fail("checked"))
     took = []
     for _ in range(5):
         began = time.perf_counter()

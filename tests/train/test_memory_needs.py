@@ -1,5 +1,7 @@
 """The memory that a run needs, computed before the model is loaded, beside what the real models take."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -165,9 +167,10 @@ def test_the_total_is_the_higher_of_the_two_peaks_and_each_part_says_how():
 
 def test_more_than_nine_tenths_of_the_free_memory_is_warned_of(monkeypatch):
     total = estimate(tiny("llama")).attrs["total_bytes"]
-    monkeypatch.setattr(memory_needs, "free_bytes", lambda: int(total / 0.89))
+    free = lambda share: lambda: SimpleNamespace(available=int(total / share))
+    monkeypatch.setattr(memory_needs.psutil, "virtual_memory", free(0.89))
     assert estimate(tiny("llama")).attrs["warning"] == ""
-    monkeypatch.setattr(memory_needs, "free_bytes", lambda: int(total / 0.91))
+    monkeypatch.setattr(memory_needs.psutil, "virtual_memory", free(0.91))
     assert (
         "are needed" in estimate(tiny("llama")).attrs["warning"]
         and "are free" in estimate(tiny("llama")).attrs["warning"]

@@ -10,9 +10,8 @@ import torch
 
 from lab.files import ROOT
 from lab.train import presets, settings_check
-from lab.train.config_fields import field_problems
 from lab.train.presets import NOT_CONFIG_FIELDS, NOTEBOOK_FIELDS, PRESETS, choose_preset, plan_training
-from lab.train.settings_check import SettingsError
+from lab.train.settings_check import SettingsError, field_problems
 
 NO_CARD, TURING, AMPERE = ({"bf16": b, "fp16": f} for b, f in ((False, False), (False, True), (True, False)))
 
@@ -64,7 +63,7 @@ def test_the_starter_policy_on_a_cpu_has_the_settings_it_was_tuned_with(machine)
 
 
 def test_what_the_starter_policy_gets_besides_are_trl_s_own_defaults(machine):
-    from lab.train.config_fields import trl_defaults
+    from lab.train.settings_check import trl_defaults
 
     machine(NO_CARD)
     besides = {

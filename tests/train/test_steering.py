@@ -8,7 +8,7 @@ import torch
 
 from lab.model.prompts import begin_answer
 from lab.train import trl_internals
-from lab.train.steering import RewardWeights, TemperatureAnnealing
+from lab.train.callbacks import RewardWeights, TemperatureAnnealing
 from rewards import assistant_prefix, correctness_reward, format_reward, soft_format_reward
 
 WEIGHTS = {"correctness_reward": 1.0, "format_reward": 0.5}

@@ -1,5 +1,6 @@
 """Runs that are killed, interrupted, broken and full: each is readable afterwards, and goes on without a seam."""
 
+import collections
 import json
 import os
 import random
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -424,8 +426,15 @@ def test_checksums_see_a_changed_value_and_a_swap():
     assert policy.checksum(values + 1e-6) == policy.checksum(values + 1e-6) and policy.checksum(values.bfloat16())
 
 
-def test_duplicates_are_counted_within_groups_only():
-    assert (
-        recorder.duplicate_share([["a", "a", "a", "a"], ["a", "b", "c", "d"]]) == 3 / 8
-        and recorder.duplicate_share([]) == 0
-    )
+def test_duplicates_are_counted_within_groups_only(tmp_path):
+    class Trainer:
+        num_generations, num_iterations, reward_func_names, _step = 4, 1, [], 1
+        state, args = SimpleNamespace(global_step=1, num_input_tokens_seen=0), SimpleNamespace(steps_per_generation=1)
+        accelerator = SimpleNamespace(num_processes=1, process_index=0)
+        _metrics = {"train": collections.defaultdict(list)}
+        _logs = {"prompt": ["p"] * 8, "completion": list("aaaaabcd"), "advantages": [0.0] * 8, "extra": {}}
+
+    run = recorder.RunRecorder(tmp_path / "run", {})
+    run.trainer, run.generated, run.step_began = Trainer(), True, 0.0
+    run.on_step_end(None, Trainer.state, None)
+    assert Trainer._metrics["train"]["completions/duplicate_share"] == [3 / 8]

@@ -12,7 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from lab.files import STARTER_POLICY
 from lab.show import live_view
-from lab.train import callbacks, chosen_rewards, live_rewards, recorder, steering
+from lab.train import callbacks, chosen_rewards, live_rewards, recorder
 from rewards import FORMAT
 
 WEIGHTS = {"correctness_reward": 1.0, "format_reward": 0.5, "own_reward": 0.5}
@@ -108,8 +108,8 @@ def train(folder, parts=lambda run: [], functions=None, held_out=4, **changes):
     run.attach(
         trainer,
         live_rewards.LiveRewards(folder, run.folder, run.add_event) if functions is None else None,
-        steering.TemperatureAnnealing(1.2, 0.8),
-        steering.RewardWeights(WEIGHTS, adaptive=True),
+        callbacks.TemperatureAnnealing(1.2, 0.8),
+        callbacks.RewardWeights(WEIGHTS, adaptive=True),
         callbacks.AdapterCheck(run),
         callbacks.HeldOut(run, rows(4, start=100), tokenizer, held_out, 24) if held_out else None,
         monitor,

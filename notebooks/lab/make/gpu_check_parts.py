@@ -175,7 +175,7 @@ def check_unsloth_settings(folder: Path) -> Row:
     import pandas as pd
     import unsloth  # noqa: F401  (before trl, which the other imports want)
 
-    from lab.train import config_fields, effective_settings, presets, trl_internals
+    from lab.train import presets, settings_check, trl_internals
 
     if not card():
         trl_internals.use_unsloths_trainer()
@@ -188,18 +188,18 @@ def check_unsloth_settings(folder: Path) -> Row:
         with pretended_card(bf16=preset != "t4-16gb"):
             settings = presets.plan_training(preset, starter=starter).settings
             config = GRPOConfig(output_dir=str(folder / "unused"), report_to="none", **settings)
-            table = effective_settings.effective_settings(settings, config)
+            table = settings_check.effective_settings(settings, config)
         requested += len(settings)
         changed = table[table["changed"] != ""].drop(columns="changed").reset_index()
         tables.append(changed.assign(plan=f"{preset} ({'starter policy' if starter else 'real'})"))
     names, table = list(tables[0])[:-1], pd.concat(tables)
     in_words = lambda plans: "every plan" if len(plans) == len(tables) else ", ".join(plans)
     changes, rows = table.groupby(names, sort=False)["plan"].agg(in_words).reset_index(), table.to_dict("records")
-    own, live = config_fields.trl_defaults(), config_fields.live_defaults()
+    own, live = settings_check.trl_defaults(), settings_check.live_defaults()
     defaults = [
         {"setting": name, "TRL": str(own.get(name, "no such field")), "Unsloth": str(value)}
         for name, value in live.items()
-        if not effective_settings.mean_the_same(name, own.get(name), value)
+        if not settings_check.mean_the_same(name, own.get(name), value)
     ]
     lost = [f"{row['setting']} was changed in {row['plan']}" for row in rows if row["requested"] != "–"]
     page = [f"{len(tables)} plans ask for {requested} settings, and Unsloth's `GRPOConfig` changed {len(lost)}."]

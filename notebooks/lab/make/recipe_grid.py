@@ -101,7 +101,7 @@ def train_steps(recipe: str, seed: int, steps: int, model: Any, tokenizer: Any, 
     from transformers import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from lab.train.steering import RewardWeights, TemperatureAnnealing
+    from lab.train.callbacks import RewardWeights, TemperatureAnnealing
 
     chosen = recipe_settings(recipe)
     with tempfile.TemporaryDirectory() as folder:

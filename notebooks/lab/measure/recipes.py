@@ -20,7 +20,7 @@ BASELINE |= {"max_completion_length": 96, "learning_rate": 1e-3, "lr_scheduler_t
 BASELINE |= {"warmup_steps": 5, "optim": "adamw_torch", "beta": 0.02, "temperature": 1.0}
 BASELINE |= {"loss_type": "dapo", "scale_rewards": "group"}
 BASELINE |= {"weights": WEIGHTS, "stages": [], "adaptive": False, "last_temperature": None}
-STEERED = ("weights", "stages", "adaptive", "last_temperature")  # by lab.train.steering; the others are GRPOConfig's
+STEERED = ("weights", "stages", "adaptive", "last_temperature")  # by lab.train.callbacks; the others are GRPOConfig's
 
 
 class Comparison(NamedTuple):

@@ -31,8 +31,6 @@ if int(os.environ.get("RANK", "0")):
 
 def launch_training(nproc: int, config: str, parameters: dict[str, Any]) -> int:
     """Exports notebook 03 and runs it; returns the exit status."""
-    if config not in ("ddp", "fsdp", "zero3"):
-        raise ValueError(f"There is no config {config!r}: they are ddp, fsdp, zero3.")
     if config != "ddp":  # Unsloth's loader and 4-bit weights are not sharded here
         more = {"load_in_4bit": False, **parameters.get("MORE_SETTINGS", {})}
         parameters = {**parameters, "BACKEND": "trl", "MORE_SETTINGS": more}
@@ -111,7 +109,8 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nproc", type=int, default=1, help="processes: one a GPU, or shares of the CPU")
-    parser.add_argument("--config", default="ddp", help="ddp, fsdp or zero3; on a CPU it is always gloo")
+    configs = ["ddp", "fsdp", "zero3"]
+    parser.add_argument("--config", default="ddp", choices=configs, help="on a CPU it is always gloo")
     parser.add_argument("--set", nargs="*", default=[], type=parse_assignment, metavar="NAME=value", help="parameters")
     arguments = parser.parse_args()
     try:

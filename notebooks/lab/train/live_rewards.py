@@ -7,10 +7,9 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 from lab.files import Row, write_text
-from lab.train import trl_internals
-from lab.train.chosen_rewards import LoadedRewards, load_sources, read_sources, source_hash
+from lab.train import chosen_rewards, trl_internals
+from lab.train.chosen_rewards import FILES, LoadedRewards
 from lab.train.recorder import StatefulCallback
-from lab.train.reward_edits import FILES, check_in_process, describe_error
 from rewards import completion_text, rename
 
 
@@ -29,6 +28,7 @@ class WatchedReward:
     """One chosen reward in the trainer."""
 
     index: int  # among the trainer's rewards
+    name: str  # its metric's name now
     variable: str | None  # that it is bound to in its file
     version: int = 1
 
@@ -67,7 +67,7 @@ class LiveRewards(StatefulCallback):
         self.loaded = max(loads, key=lambda load: sum(map(bool, map(load.variable, functions.values()))))
         self.tried: dict[str, str] | str = self.loaded.sources
         index, variable = trainer.reward_func_names.index, self.loaded.variable
-        self.watched = {name: WatchedReward(index(name), variable(f)) for name, f in functions.items()}
+        self.watched = {name: WatchedReward(index(name), name, variable(f)) for name, f in functions.items()}
         trainer.reward_funcs = list(trainer.reward_funcs)  # TRL keeps the caller's list: that one stays as it is
         trl_internals.wrap_scoring(trainer, self._score_and_keep)
         return super().attach(trainer)
@@ -76,24 +76,20 @@ class LiveRewards(StatefulCallback):
         scores = score(rows, prompts, completions, completion_ids)
         if self.trainer.model.training:  # an edit is not checked on an evaluation
             names = rows[0].keys() - {"prompt", "completion", "completion_ids"}
-            self.batch = {"prompts": prompts, "completions": [completion_text(one) for one in completions]}
-            self.batch |= {"columns": {name: [row[name] for row in rows] for name in names}}
-            self.batch |= {"completion_ids": completion_ids}
+            columns = {name: [row[name] for row in rows] for name in names}
+            self.batch = {"prompts": prompts, "completion_ids": completion_ids, "columns": columns}
+            self.batch["completions"] = [completion_text(one) for one in completions]
             self.scores = scores
         return scores
 
-    @property
-    def is_first(self) -> bool:
-        return self.trainer.accelerator.process_index == 0
-
     def on_train_begin(self, args, state, control, **kwargs) -> None:
-        if self.is_first and not self.version:
+        if self.is_main_process and not self.version:
             self._keep(self.loaded.sources)
 
     def on_step_begin(self, args, state, control, **kwargs) -> None:
         if not trl_internals.generates_next(self.trainer):
             return  # this step goes on with completions that were scored before
-        edit = self._look() if self.is_first else None
+        edit = self._look() if self.is_main_process else None
         if self.trainer.accelerator.num_processes > 1:
             from accelerate.utils import broadcast_object_list
 
@@ -104,7 +100,7 @@ class LiveRewards(StatefulCallback):
     def _look(self) -> Row | None:
         """An edit that is to be made now: its `sources`, and `results` of the check by reward. None for nothing."""
         try:
-            sources = read_sources(self.folder)
+            sources = chosen_rewards.read_sources(self.folder)
         except (OSError, UnicodeDecodeError) as error:
             sources = f"a file cannot be read: {type(error).__name__}: {error}"
         if sources == self.tried:
@@ -119,16 +115,16 @@ class LiveRewards(StatefulCallback):
         job = {"sources": sources, "before": self.loaded.sources, "folder": str(self.folder), "batch": batch}
         job["rewards"] = {name: watched.variable for name, watched in self.watched.items()}
         job["columns"] = getattr(self.trainer.train_dataset, "column_names", None)
-        results = check_in_process(job, self.time_limit)
+        results = chosen_rewards.check_in_process(job, self.time_limit)
         if errors := {name: result["error"] for name, result in results.items() if result["error"]}:
             return self._refuse(errors)
         if not results:
             return None
         try:  # it went well in the other process; the run is worth more than an edit
-            self.checked = load_sources(self.folder, sources)
+            self.checked = chosen_rewards.load_sources(self.folder, sources)
             self._keep(sources)
         except (Exception, SystemExit) as error:
-            return self._refuse({FILES: describe_error(error)})
+            return self._refuse({FILES: chosen_rewards.describe_error(error)})
         return {"sources": sources, "results": results}
 
     def _refuse(self, errors: dict[str, str]) -> None:
@@ -140,7 +136,7 @@ class LiveRewards(StatefulCallback):
 
     def _swap(self, sources: dict[str, str], results: dict[str, Row]) -> None:
         """Puts the changed rewards into the trainer, under the names of their new versions."""
-        self.loaded, self.checked = self.checked or load_sources(self.folder, sources), None
+        self.loaded, self.checked = self.checked or chosen_rewards.load_sources(self.folder, sources), None
         for name, result in results.items():
             watched = self.watched[name]
             function = self.loaded.find(name, watched.variable)
@@ -150,16 +146,16 @@ class LiveRewards(StatefulCallback):
             about = {"range": [function.low, function.high], "failed": result["failed"]}
             about |= {"sources": f"rewards/v{self.version}", "mean_after": result["mean"], "name": new}
             event = self._event("reward_changed", name, **about)
-            watched.variable = self.loaded.variable(function)
-            self._install(watched, function, new)
-            if self.is_first:
+            watched.variable, watched.name = self.loaded.variable(function), new
+            self._install(watched, function)
+            if self.is_main_process:
                 self.on_event(event)
                 means = (event["mean_before"], event["mean_after"])
                 change = " → ".join("–" if mean is None else f"{mean:.3f}" for mean in means)
                 self.say(f"step {event['step']}: {new} replaces {event['was']}; mean on the last completions {change}")
 
-    def _install(self, watched: WatchedReward, function: Any, name: str) -> None:
-        i, names = watched.index, self.trainer.reward_func_names
+    def _install(self, watched: WatchedReward, function: Any) -> None:
+        i, name, names = watched.index, watched.name, self.trainer.reward_func_names
         trl_internals.forget_columns(self.trainer, names[i])  # TRL would go on writing the old column
         names[i] = name
         self.trainer.reward_funcs[i] = function if function.__name__ == name else rename(function, name)
@@ -168,22 +164,19 @@ class LiveRewards(StatefulCallback):
         """What happened to a reward, before the step of that number was generated.
 
         `kind`: `reward_changed` or `reward_refused`; `reward`: its name in rewards.json, None where the files cannot
-        be loaded; `was`, `name`: its metric name before and now; `error`: why it was refused; `mean_before`,
-        `mean_after`: of the old and the new version on the same last completions, of which there are `completions`;
-        `source_sha256`: of the edited files. For a change also `range`, `failed` (completions it could not score)
-        and `sources` (the folder in the run where the texts are kept).
+        be loaded; `was`, `name`: its metric name before and now; `mean_before`, `mean_after`: of both versions on the
+        last `completions`. For a change also `failed` (completions it could not score) and `sources` (a folder).
         """
-        was, mean, n = None, None, len(self.batch["prompts"]) if self.batch else 0
-        if reward:
-            index, first = self.watched[reward].index, self.trainer.accelerator.process_index * n
-            was = self.trainer.reward_func_names[index]
-            scores = self.scores[first : first + n, index].tolist() if n else []
+        watched, mean, n = self.watched.get(reward), None, len(self.batch["prompts"]) if self.batch else 0
+        was, first = watched and watched.name, self.trainer.accelerator.process_index * n
+        if watched and n:
+            scores = self.scores[first : first + n, watched.index].tolist()
             known = [score for score in scores if score == score]  # TRL writes a None as NaN
             mean = sum(known) / len(known) if known else None
         # the log counts so: the step that is about to begin
         about = {"step": self.trainer.state.global_step + 1, "kind": kind, "reward": reward or None}
         about |= {"was": was, "name": was, "error": None, "mean_before": mean, "mean_after": None, "completions": n}
-        digest = None if isinstance(self.tried, str) else source_hash(self.tried)
+        digest = None if isinstance(self.tried, str) else chosen_rewards.source_hash(self.tried)
         return {**about, "source_sha256": digest, **more}
 
     def _keep(self, sources: dict[str, str]) -> None:
@@ -195,8 +188,7 @@ class LiveRewards(StatefulCallback):
 
     def state(self) -> Row:
         """What to save with a checkpoint: the kept version of the texts; version, name and place of each reward."""
-        names = self.trainer.reward_func_names
-        rewards = {name: {**asdict(one), "name": names[one.index]} for name, one in self.watched.items()}
+        rewards = {name: asdict(one) for name, one in self.watched.items()}
         return {"version": self.version, "files": list(self.loaded.sources), "rewards": rewards}
 
     def restore(self, state: Row) -> None:
@@ -211,7 +203,7 @@ class LiveRewards(StatefulCallback):
             folder = self.run / "rewards" / f"v{self.version}"
             raise ValueError(f"{folder} has not all of {', '.join(state['files'])}, the checkpoint's rewards.")
         if self.tried != self.loaded.sources:
-            self.loaded = load_sources(self.folder, self.tried)
+            self.loaded = chosen_rewards.load_sources(self.folder, self.tried)
         for name, kept in state["rewards"].items():
-            watched = self.watched[name] = WatchedReward(kept["index"], kept["variable"], kept["version"])
-            self._install(watched, self.loaded.find(name, watched.variable), kept["name"])
+            watched = self.watched[name] = WatchedReward(**kept)
+            self._install(watched, self.loaded.find(name, watched.variable))

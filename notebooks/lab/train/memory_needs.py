@@ -19,7 +19,7 @@ def memory_estimate(
     """What a run on one card needs, by parts: columns `bytes`, `size`, `when`, `formula`.
 
     `.attrs`: `total_bytes` (the peak: what is always there plus the larger of generating and training, which take
-    turns), `free_bytes` of this machine, and `warning`, empty where it fits.
+    turns), `free_bytes` now on the card or in this machine's memory, and `warning`, empty where it fits.
 
     Base, adapter and KV cache are exact for dense models. Activations and logits are estimates for plain TRL, and an
     upper bound for Unsloth, which calculates logits in chunks. vLLM's own share of the card is not counted.
@@ -61,7 +61,8 @@ def memory_estimate(
     if not (full_finetuning and run["beta"]):  # for the KL term an adapter is switched off: there is no second model
         frame = frame.drop("reference model")
     by_time = frame.groupby("when")["bytes"].sum()
-    total, free = int(by_time["always"] + max(by_time["generating"], by_time["training"])), free_bytes()
+    total = int(by_time["always"] + max(by_time["generating"], by_time["training"]))
+    free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else psutil.virtual_memory().available
     frame.insert(1, "size", frame["bytes"].map(as_size))
     warning = f"about {as_size(total)} are needed and {as_size(free)} are free: "
     warning += "lower per_device_train_batch_size or max_completion_length, or take a smaller model."
@@ -125,8 +126,3 @@ def activation_bytes(text: Any, tokens: int, width: int, checkpointing: bool) ->
 
 def as_size(count: float) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
-
-
-def free_bytes() -> int:
-    """Bytes free now on the CUDA card, or of this machine's memory."""
-    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else psutil.virtual_memory().available

@@ -16,8 +16,7 @@ import pandas as pd
 import torch
 
 from lab.model.policy import precision
-from lab.train.config_fields import field_problems, right_name
-from lab.train.settings_check import SettingsError
+from lab.train.settings_check import SettingsError, field_problems, right_name
 
 # What the model's loader gets, and all settings that are no fields of GRPOConfig, with their types.
 LOADER = {"load_in_4bit": bool, "lora_rank": int, "full_finetuning": bool}
@@ -65,16 +64,11 @@ EVERYWHERE = {
 }
 CPU = {
     "groups_per_batch": Setting(1, "one group at a time, the others accumulate: the least memory"),
-    "bf16": Setting(False, "most CPUs only emulate bfloat16"),
-    "fp16": Setting(False, "a CPU calculates in 32 bits"),
     "optim": Setting("adamw_torch", "8-bit optimisers have no CPU kernels, and an adapter's states are small"),
     "load_in_4bit": Setting(True, "the same road as on a GPU: NF4 runs on a CPU too"),
     "fast_inference": Setting(False, "vLLM needs a CUDA card"),
 }
-T4 = {
-    "groups_per_batch": Setting(1, "one group at a time, the others accumulate: the least memory"),
-    "bf16": Setting(False, "a T4 or V100 only emulates bfloat16"),
-    "fp16": Setting(True, "the 16-bit format that a T4 has"),
+T4 = CPU | {
     "optim": Setting("adamw_8bit", "a quarter of AdamW's memory, and the same curve for adapters"),
     "load_in_4bit": Setting(True, "the base takes a quarter of its 16-bit size"),
     "fast_inference": Setting(False, "vLLM's own memory and the training's do not both fit well into 16 GB"),
@@ -82,8 +76,6 @@ T4 = {
 }
 AMPERE = T4 | {
     "groups_per_batch": Setting(2, "two groups at a time fit, and keep the card busy"),
-    "bf16": Setting(True, "the card has bfloat16: the range of 32 bits, no loss scaling"),
-    "fp16": Setting(False, "bf16 is there"),
     "fast_inference": Setting(True, "vLLM is there: it samples several times faster than plain generation"),
     "gpu_memory_utilization": Setting(0.5, "half of the card for vLLM with the weights, half for training"),
 }
@@ -93,6 +85,13 @@ LARGE = AMPERE | {
 }
 PRESETS = {"cpu": CPU, "t4-16gb": T4, "24gb": AMPERE, "80gb": LARGE}
 ENOUGH = (("80gb", 75), ("24gb", 22), ("t4-16gb", 0))  # GB; a card reports a little less than its name says
+# Why a number type is on or off: the card that is there decides, whatever the preset's name.
+PRECISION = {
+    ("bf16", True): "the card has bfloat16: the range of 32 bits, no loss scaling",
+    ("bf16", False): "there is no CUDA card, or one that only emulates bfloat16 (T4, V100)",
+    ("fp16", True): "the 16-bit format that a T4 has",
+    ("fp16", False): "bf16 is there, or no CUDA card",
+}
 STARTER = {
     "max_steps": Setting(80, "the starter policy has learned what it can by then"),
     "learning_rate": Setting(1e-3, "2 million parameters move slowly: a real model would break at this rate"),
@@ -231,12 +230,9 @@ def is_yours(rows: dict[str, Setting], name: str) -> bool:
 def follow_the_card(rows: dict[str, Setting], backend: str) -> None:
     """Precision and optimiser by the card that is there, not by the preset's name."""
     card = precision()
-    wanted = [name for name in card if is_yours(rows, name) and rows[name].value]
+    wanted = next((name for name in card if is_yours(rows, name) and rows[name].value), None)
     for name, has in card.items():
-        if wanted and name not in wanted:
-            put(rows, name, False, f"{wanted[0]} was asked for")
-        elif has != rows[name].value:
-            put(rows, name, has, "by the card that is here" if any(card.values()) else "there is no CUDA card here")
+        put(rows, name, has and not wanted, f"{wanted} was asked for" if wanted else PRECISION[name, has])
     if not any(card.values()):
         put(rows, "optim", *CPU["optim"])
         if backend == "trl":

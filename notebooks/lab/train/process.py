@@ -1,4 +1,4 @@
-"""The training process itself: package versions, memory, random states, and what rewards print."""
+"""The training process itself: package versions, memory, identity and random states."""
 
 import contextlib
 import os
@@ -86,14 +86,3 @@ def set_random_states(states: Row) -> None:
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["cpu"])
     torch.cuda.set_rng_state_all(states["cuda"])
-
-
-@contextlib.contextmanager
-def keep_printed(kept: list[str]) -> Iterator[None]:
-    """Adds what is printed to `kept`; it is shown as ever."""
-    out, write = sys.stdout, sys.stdout.write
-    out.write = lambda text: kept.append(text) or write(text)
-    try:
-        yield
-    finally:
-        out.write = write

@@ -3,9 +3,10 @@
 import contextlib
 import shutil
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,6 +37,11 @@ class StatefulCallback(TrainerCallback):
 
     trainer: Any = None
 
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this process writes: one of all."""
+        return self.trainer is None or self.trainer.accelerator.process_index == 0
+
     def attach(self, trainer: Any) -> Self:
         """Adds itself to the trainer's callbacks."""
         self.trainer = trainer
@@ -48,15 +54,6 @@ class StatefulCallback(TrainerCallback):
 
     def restore(self, state: Row) -> None:
         """Takes back what `state` returned when the checkpoint was saved."""
-
-
-def duplicate_share(groups: Sequence[Sequence[str]]) -> float:
-    """Share of completions that repeat another of their group word for word.
-
-    >>> duplicate_share([["a", "a", "b", "c"], ["a", "b", "c", "d"]])
-    0.125
-    """
-    return sum(len(group) - len(set(group)) for group in groups) / max(1, sum(map(len, groups)))
 
 
 class RunRecorder(StatefulCallback):
@@ -91,11 +88,6 @@ class RunRecorder(StatefulCallback):
         for attempt in self.attempts:
             attempt["status"] = attempt["status"].replace("training", "killed")
         self.started = time.time()
-
-    @property
-    def is_main_process(self) -> bool:
-        """Whether this process writes: one of all."""
-        return self.trainer is None or self.trainer.is_world_process_zero()
 
     def attach(self, trainer: Any, *callbacks: StatefulCallback | None) -> Self:
         """Adds itself and the other callbacks to the trainer. Raises TrainingError where the disk is too small."""
@@ -169,14 +161,14 @@ class RunRecorder(StatefulCallback):
         """
         batch, n = trl_internals.last_batch(self.trainer), self.trainer.num_generations
         size = len(batch["prompt"])
-        table = {"step": [self.trainer.state.global_step] * size, "group": np.arange(size) // n}
-        table |= {"prompt": batch["prompt"], "completion": batch["completion"]}
-        table |= {name: batch["rewards"][name] for name in self.trainer.reward_func_names}
-        table |= {"advantage": batch["advantages"]}
+        table = {"step": self.trainer.state.global_step, "group": np.arange(size) // n}
+        table |= {name: list(batch[name]) for name in ("prompt", "completion")}
+        table |= {name: list(batch["rewards"][name]) for name in self.trainer.reward_func_names}
+        table |= {"advantage": list(batch["advantages"])}
         for name, values in batch["extra"].items():
             if name not in table and len(values) == size:  # a reward's column does not replace one of ours
                 table[name] = as_one_type(values)
-        return pd.DataFrame({name: list(values) for name, values in table.items()})
+        return pd.DataFrame(table)
 
     def write_record(self, status: str) -> None:
         """Writes `run.json` as things stand."""
@@ -221,9 +213,8 @@ class RunRecorder(StatefulCallback):
             torch.cuda.synchronize()
         trl_internals.add_metric(self.trainer, "time/step", time.perf_counter() - self.step_began)
         if self.generated:
-            texts, n = list(trl_internals.last_batch(self.trainer)["completion"]), self.trainer.num_generations
-            share = duplicate_share([texts[i : i + n] for i in range(0, len(texts), n)])
-            trl_internals.add_metric(self.trainer, "completions/duplicate_share", share)
+            repeats = self.completions().duplicated(["group", "completion"])  # word for word
+            trl_internals.add_metric(self.trainer, "completions/duplicate_share", repeats.mean())
         if self.is_main_process and (self.folder / STOP).exists():
             self.stop(f"asked to end by the file {STOP}")
         if self.trainer.accelerator.num_processes > 1:  # a signal may reach the processes in different steps
@@ -234,8 +225,7 @@ class RunRecorder(StatefulCallback):
         self._remember_state(state)  # what follows still belongs to this step
         self.apply_stop(control)
 
-    def on_log(self, args, state, control, logs=None, **kwargs) -> None:
-        logs = {} if logs is None else logs
+    def on_log(self, args, state, control, logs, **kwargs) -> None:
         if not getattr(args, "beta", 1):
             logs.pop("kl", None)  # Unsloth's trainer on a GPU logs a 0 where no KL is measured
         if not self.is_main_process:
@@ -269,8 +259,12 @@ class RunRecorder(StatefulCallback):
         return generated
 
     def _time_scoring(self, score: Callable, rows: Any, *call: Any) -> Any:
-        with process.keep_printed(self.printed):
+        out, write = sys.stdout, sys.stdout.write
+        out.write = lambda text: self.printed.append(text) or write(text)  # what a reward prints is kept, and shown
+        try:
             scores = self._timed("time/scoring", score, rows, *call)
+        finally:
+            out.write = write
         lengths = {"tokens": list(map(len, call[-1])), "prompt_tokens": self.prompt_tokens}
         trl_internals.add_columns(self.trainer, {**lengths, **data_columns(rows)})
         return scores

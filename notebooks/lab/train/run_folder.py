@@ -55,7 +55,16 @@ def open_folder(folder: Path, about: Row, resume: bool | str = True, say: Callab
         who = f"Process {other.get('pid')} on {other.get('host')} is training in {relative(folder)}"
         way_out = 'stop it, or set another OUTPUTS. If it is gone, RESUME = "force" goes on with its run'
         raise RunningError(f"{who}. Wait for it, {way_out}.")
-    checkpoint = _checkpoint_to_resume(folder, record, about, say) if resume and record else None
+    unfinished = bool(resume and record)
+    if unfinished and record["status"] == "finished":  # one that is over may grow
+        unfinished = about["requested"]["max_steps"] > record["requested"]["max_steps"]
+    changed = setting_differences(record, about) if unfinished else []
+    checkpoint = last_checkpoint(folder) if unfinished and not changed else None
+    if changed:
+        lines = "\n  ".join(changed[:8])
+        say(f"The unfinished run had other settings, so a new one begins and it is kept beside:\n  {lines}")
+    elif unfinished and checkpoint is None:
+        say("The unfinished run had not reached its first checkpoint: a new one begins, and it is kept beside.")
     if checkpoint is None:
         fresh_folder(folder)
         (folder / "completions").mkdir()
@@ -82,19 +91,6 @@ def current_record(folder: Path) -> Row:
         reasons += ["the process ended without a message (killed, out of memory, or the machine stopped)"]
         record |= {"status": "killed", "reason": reasons[0]}
     return record
-
-
-def _checkpoint_to_resume(folder: Path, record: Row, about: Row, say: Callable[[str], None]) -> Path | None:
-    """The checkpoint of an unfinished run of the same settings; says why there is none."""
-    if record["status"] == "finished" and about["requested"]["max_steps"] <= record["requested"]["max_steps"]:
-        return None
-    checkpoint = last_checkpoint(folder)
-    if changed := setting_differences(record, about):
-        lines = "\n  ".join(changed[:8])
-        say(f"The unfinished run had other settings, so a new one begins and it is kept beside:\n  {lines}")
-    elif checkpoint is None:
-        say("The unfinished run had not reached its first checkpoint: a new one begins, and it is kept beside.")
-    return None if changed else checkpoint
 
 
 def setting_differences(before: Row, now: Row) -> list[str]:

@@ -1,20 +1,165 @@
-"""Settings are checked before the model loads: those that would crash later, and those that would be ignored.
+"""Settings are checked before the model loads, and compared with what the trainer made of them.
 
-TRL refuses some of them only after minutes of loading. Others nobody refuses: on a GPU, Unsloth replaces GRPOConfig by
-a class that changes a batch that holds no whole groups. `lab.train.config_fields` looks at each field by itself.
+Single fields are checked by name, type and range, then several together. TRL refuses some mistakes only after minutes of
+loading. Others nobody refuses: on a GPU, Unsloth's GRPOConfig changes a batch that holds no whole groups.
 """
 
 import dataclasses
+import difflib
+import enum
+import importlib.metadata
+import inspect
+import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import numbers
+import os
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
+
 from lab.model.policy import precision
-from lab.train.config_fields import live_defaults
 from lab.train.trackers import tracker_problems
 
 LORA_FAST, FULL_FAST = 1e-4, 1e-5  # ten times the usual rates; above them GRPO on real models has been seen to collapse
 SHORT = 50  # steps; a real model shows a trend only after 40 to 50
+# Names that GRPOConfig does not have (any more), and what to write instead. Other names are looked up by likeness.
+REMOVED = {
+    "max_prompt_length": "set MAX_PROMPT_TOKENS in notebook 01, which leaves longer prompts out of the data",
+    "warmup_ratio": "set warmup_steps, in steps; a value below 1 is a share of the run",
+    "overwrite_output_dir": "leave it out: notebook 03 moves an older run aside",
+    "logging_dir": "set the environment variable TENSORBOARD_LOGGING_DIR",
+    "no_cuda": "set use_cpu=True",
+    "lr": "set learning_rate",
+    **dict.fromkeys(("batch_size", "mini_batch_size"), "set per_device_train_batch_size, in completions"),
+    **dict.fromkeys(("max_new_tokens", "max_tokens", "max_length"), "set max_completion_length"),
+    **dict.fromkeys(("num_return_sequences", "num_samples", "group_size"), "set num_generations"),
+    **dict.fromkeys(("kl_coef", "kl_coeff", "init_kl_coef"), "set beta"),
+    **dict.fromkeys(("cliprange", "clip_range", "clip_eps"), "set epsilon"),
+    **dict.fromkeys(("ppo_epochs", "num_ppo_epochs"), "set num_iterations"),
+    **dict.fromkeys(("fp16_backend", "half_precision_backend", "save_safetensors", "vllm_device"), "leave it out"),
+    **dict.fromkeys(("load_in_4bit", "max_seq_length"), "it belongs to FastLanguageModel.from_pretrained"),
+    **dict.fromkeys(("lora_rank", "lora_alpha", "target_modules"), "it belongs to FastLanguageModel.get_peft_model"),
+    **dict.fromkeys(("peft_config", "reward_funcs"), "it belongs to GRPOTrainer"),
+}
+# Values that TRL compares with strings only at the first loss. A test looks them up in its source.
+CHOICES = {
+    "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"),
+    "scale_rewards": ("group", "batch", "none", True, False),
+    "importance_sampling_level": ("token", "sequence"),
+    "vllm_mode": ("colocate", "server"),
+}
+FROM_1 = """per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps steps_per_generation
+generation_batch_size num_iterations prompts_per_step groups_per_batch max_completion_length"""
+RANGES = {
+    name: (words, rule)
+    for names, words, rule in (
+        ("learning_rate logging_steps save_steps num_train_epochs repetition_penalty", "above 0", lambda x: x > 0),
+        ("beta epsilon epsilon_high weight_decay warmup_steps max_grad_norm top_k", "0 or above", lambda x: x >= 0),
+        (FROM_1, "1 or above", lambda x: x >= 1),
+        ("top_p vllm_gpu_memory_utilization gpu_memory_utilization", "above 0 and at most 1", lambda x: 0 < x <= 1),
+        ("temperature", "above 0 and below 10", lambda x: 0 < x < 10),  # Unsloth raises outside of it
+        ("num_generations", "2 or above: GRPO compares the completions of a group", lambda x: x >= 2),
+        ("max_steps", "1 or above, or -1 to go by num_train_epochs", lambda x: x >= 1 or x == -1),
+        ("min_p", "between 0 and 1", lambda x: 0 <= x <= 1),
+    )
+    for name in names.split()
+}
+# TRL, transformers and Unsloth fill these in from other fields or from the machine.
+# They are no news where nobody asked for them.
+FILLED_IN = """output_dir run_name project trackio_static_space_id hub_token disable_tqdm accelerator_config
+steps_per_generation generation_batch_size dataloader_pin_memory gradient_checkpointing_kwargs do_eval eval_steps
+metric_for_best_model greater_is_better bf16_full_eval fp16_full_eval per_device_eval_batch_size
+eval_accumulation_steps""".split()
+CHANGED = "changed by the trainer or Unsloth"
+ABSENT = "(dropped)"
+ALIASES = {"scale_rewards": {True: "group", False: "none"}, "include_num_input_tokens_seen": {True: "all", False: "no"}}
+
+
+def pristine(config_class: type) -> type:
+    """TRL's own GRPOConfig, also where Unsloth has put a class of its own in its place (on a GPU).
+
+    Unsloth's is a subclass that writes its defaults into `__init__` alone and takes the name and module of TRL's.
+    What tells them apart: only TRL's class declares `num_generations`.
+    """
+    return [c for c in config_class.__mro__ if "num_generations" in inspect.get_annotations(c)][-1]
+
+
+def trl_defaults() -> dict[str, Any]:
+    """Each field's default as TRL declares it, whatever Unsloth makes of it.
+
+    Read from the class: making another config after the trainer would reset the Accelerator's shared state.
+    """
+    from trl import GRPOConfig
+
+    fields, none = dataclasses.fields(pristine(GRPOConfig)), dataclasses.MISSING
+    return {one.name: one.default if one.default_factory is none else one.default_factory() for one in fields}
+
+
+def live_defaults() -> dict[str, Any]:
+    """What a field gets here when it is left out: TRL's default, or the one that Unsloth writes into `__init__`."""
+    from trl import GRPOConfig
+
+    written = {name: one.default for name, one in inspect.signature(GRPOConfig.__init__).parameters.items()}
+    return trl_defaults() | {name: x for name, x in written.items() if isinstance(x, (bool, int, float, str))}
+
+
+def field_problems(settings: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> Iterator[str]:
+    """What is wrong with single fields: name, type or range. `more`: types of settings that GRPOConfig does not have."""
+    from trl import GRPOConfig  # only now: unsloth must be imported before it
+
+    hints = {**typing.get_type_hints(pristine(GRPOConfig)), **(more or {})}
+    # with Unsloth's own, where its class stands
+    known = {*(field.name for field in dataclasses.fields(GRPOConfig)), *(more or {})}
+    for name, value in settings.items():
+        if name not in known:
+            version, way_out = importlib.metadata.version("trl"), right_name(name, known, "leave it out.")
+            yield f"{name} is no GRPOConfig field in trl {version}: {way_out}"
+        elif value is not None and (problem := value_problem(name, value, hints.get(name, Any))):
+            yield f"{name} is {value!r}{problem}"
+
+
+def right_name(name: str, known: Iterable[str], otherwise: str) -> str:
+    """What to write in place of an unknown name: what to do, or the known name that looks most like it."""
+    if name in REMOVED:
+        return f"{REMOVED[name]}."
+    similar = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {similar[0]}?" if similar else otherwise
+
+
+def value_problem(name: str, value: Any, hint: Any) -> str | None:
+    """What is wrong with this value of a field that was declared with the type `hint`; None where it is right."""
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    enums = [option for option in options if isinstance(option, type) and issubclass(option, enum.Enum)]
+    if name in CHOICES or (enums and isinstance(value, str)):
+        among = CHOICES.get(name) or [member.value for one in enums for member in one]
+        words = [word for word in among if isinstance(word, str)]
+        way_out = right_name(str(value), words, f"give one of {', '.join(words)}.")
+        return None if value in among else f": {way_out}"
+    if not any(has_type(value, option) for option in options):
+        names = [getattr(option, "__name__", str(option)) for option in options if option is not type(None)]
+        return f", a {type(value).__name__}: give a value of type {' or '.join(names)}."
+    if isinstance(value, numbers.Real) and not math.isfinite(value):
+        return ": give a finite number."
+    if name in RANGES and isinstance(value, numbers.Real) and not RANGES[name][1](value):
+        return f": it must be {RANGES[name][0]}."
+    return None
+
+
+def has_type(value: Any, hint: Any) -> bool:
+    """Whether a value may stand in a field of this type: an int is a float, a bool is no number, a path is a string."""
+    kind = typing.get_origin(hint) or hint
+    if kind is Any or kind is typing.Literal:
+        return kind is Any or value in typing.get_args(hint)
+    if kind is str:
+        return isinstance(value, (str, os.PathLike))
+    if kind in (int, float):
+        return isinstance(value, numbers.Integral if kind is int else numbers.Real) and not isinstance(value, bool)
+    if kind is list and isinstance(value, (list, tuple)):
+        return all(has_type(one, inner) for inner in typing.get_args(hint) for one in value)
+    return isinstance(value, kind)
 
 
 class SettingsError(ValueError):
@@ -70,8 +215,8 @@ def check_settings(settings: Mapping[str, Any], **about: Any) -> list[str]:
     `about`: other fields of `RunSettings`; what is left out is not checked.
     """
     run = RunSettings(settings, **about)
-    problems = list(tracker_problems(run["report_to"]))  # otherwise the trainer raises after the model was loaded
-    if problems := [*problems, *(problem for rule in RULES for problem in rule(run))]:
+    rules = (whole_groups, precision_of_the_card, lengths_fit, weights_and_columns_fit, what_is_trained, saves_fit)
+    if problems := [*tracker_problems(run["report_to"]), *(problem for rule in rules for problem in rule(run))]:
         raise SettingsError(problems)
     return list(setting_warnings(run))
 
@@ -158,9 +303,6 @@ def saves_fit(run: RunSettings) -> Iterator[str]:
         yield f"{inside}, where a run cannot be resumed: set save_steps to {multiples_around(save, step)}."
 
 
-RULES = (whole_groups, precision_of_the_card, lengths_fit, weights_and_columns_fit, what_is_trained, saves_fit)
-
-
 def setting_warnings(run: RunSettings) -> Iterator[str]:
     """What is allowed, and looks like a mistake."""
     limit, usual = (FULL_FAST, 1e-6) if run.full_finetuning else (LORA_FAST, 1e-5)
@@ -177,3 +319,40 @@ def setting_warnings(run: RunSettings) -> Iterator[str]:
     if not 0.7 <= temperature <= 1.3:
         effect = "groups become alike, without signal" if temperature < 1 else "completions fall apart"
         yield f"temperature = {temperature:g} is far from 1: {effect}."
+
+
+def effective_settings(requested: Mapping[str, Any], args: Any) -> pd.DataFrame:
+    """What was asked for beside what the trainer has, after it was made; call it with `trainer.args`.
+
+    One row for each requested field, then one for each that nobody requested and that is not TRL's own default.
+    Columns: requested, effective, TRL's default, and `changed`, which is empty where the two mean the same.
+    """
+    defaults = {**trl_defaults(), "bf16": not getattr(args, "fp16", False)}  # TRL's own None means that
+    requested = {name: value for name, value in requested.items() if value is not None}
+    rows = []
+    for name in {**requested, **defaults}:
+        default = defaults.get(name, "–")
+        effective = getattr(args, name, ABSENT if name in requested else default)
+        changed = "" if mean_the_same(name, requested.get(name, default), effective) else CHANGED
+        if name in requested or (changed and name not in FILLED_IN):
+            shown = ("(hidden)",) * 2 if name == "hub_token" else (requested.get(name, "–"), effective)
+            rows.append((name, *(str(plain(value)) for value in (*shown, default, changed))))
+    columns = ["setting", "requested", "effective", "TRL's default", "changed"]
+    return pd.DataFrame(rows, columns=columns).set_index("setting")
+
+
+def mean_the_same(name: str, one: Any, other: Any) -> bool:
+    """Whether two values of a field mean the same; the aliases are those of GRPOConfig and TrainingArguments."""
+    if name in ("report_to", "debug"):  # "none" and [], "wandb" and ["wandb"]
+        nothing = (None, "none", ["none"], "")
+        one, other = ([] if x in nothing else x.split() if isinstance(x, str) else x for x in (one, other))
+    if name in ALIASES:
+        one, other = (ALIASES[name].get(x, x) for x in (one, other))
+    if name.endswith("_dir") and one and other:
+        one, other = (os.path.expanduser(os.fspath(x)) for x in (one, other))
+    return plain(one) == plain(other)
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: an enum's value, a path's text, a tuple as a list."""
+    return json.loads(json.dumps(value, default=str))
