@@ -18,6 +18,7 @@ read again where a query wants them. So the memory does not grow with the run.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tempfile
 from collections import Counter
@@ -55,7 +56,7 @@ class ScoreColumn(NamedTuple):
     decides: bool
 
 
-class Completions:
+class Completions(contextlib.AbstractContextManager):
     """The completions of a run; a context manager, for it holds a temporary folder.
 
     Attributes are `rewards` (the score columns, versions apart), `data_columns` and `extra_columns` (names of the others),
@@ -69,23 +70,15 @@ class Completions:
         self.notes: list[str] = []
         files = self._readable_files()
         self.folder = tempfile.TemporaryDirectory(prefix="completions-")
-        try:
-            self.db = open_database(Path(self.folder.name))
-            self._make_tables(files)
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> Completions:
-        return self
+        self.db = open_database(Path(self.folder.name))
+        self._make_tables(files)
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Ends the database and removes its folder."""
-        if hasattr(self, "db"):
-            self.db.close()
+        self.db.close()
         self.folder.cleanup()
 
     def sql(self, query: str) -> pd.DataFrame:
@@ -105,7 +98,7 @@ class Completions:
         return files
 
     def _make_tables(self, files: list[parquet.ParquetFile]) -> None:
-        """Makes `raw` (a view of the files), `facts` (what is small of each row) and `completions` (a view of both)."""
+        """Makes `raw` (a view of the files), `facts` (what is small of each row), `completions` (both), and `suspects`."""
         names = score_names(self.record, files)
         self.files = parquet.CompletionFiles(files, names)
         self.data_columns = [name for name in self.files.others if name.startswith("data/")]
@@ -135,6 +128,7 @@ class Completions:
         self.db.execute(f"CREATE VIEW completions AS {self._view()}")
         measures = "count(*), coalesce(min(total), 0), coalesce(max(total), 0)"
         self.count, *self.totals = self._rows(f"SELECT {measures} FROM facts")[0]
+        self.db.execute(f"CREATE TABLE suspects AS {suspect_sql(*self.totals, self.limit or 0)}")
 
     def _facts(self) -> str:
         """SQL for a row a completion without its texts: group, place, total, right, and the columns of `slim`."""
@@ -182,7 +176,6 @@ class Completions:
 
     def suspects(self) -> pd.DataFrame:
         """What the rules find in the whole run, the latest first: rule, step, group, place, total, why."""
-        self._find_suspects()
         table = self.sql("""
             SELECT rule, step, grp AS "group", place, total, kind, a, b, c FROM facts JOIN suspects USING (key)
             ORDER BY rule, step DESC, grp, place, kind""")
@@ -191,7 +184,6 @@ class Completions:
 
     def suspect_counts(self) -> dict[str, int]:
         """By rule, how many completions of the whole run are suspect."""
-        self._find_suspects()
         counts = dict(self._rows("SELECT rule, count(DISTINCT key) FROM suspects GROUP BY rule"))
         return {rule: counts.get(rule, 0) for rule in RULE_TITLES}
 
@@ -199,13 +191,8 @@ class Completions:
         """Each rule in words, with its numbers for this run."""
         return describe_rules(self.limit, [reward.name for reward in self.rewards if reward.decides])
 
-    def _find_suspects(self) -> None:
-        """Makes the table `suspects`: key, rule, kind of reason, and its numbers."""
-        self.db.execute(f"CREATE TABLE IF NOT EXISTS suspects AS {suspect_sql(*self.totals, self.limit or 0)}")
-
     def select(self, limit: int = MOST_COMPLETIONS, characters: int = MOST_CHARACTERS) -> Selection:
         """What a page shows: everything, or whole groups up to these numbers of completions and of characters."""
-        self._find_suspects()
         groups = self.sql(f"""
             SELECT step, grp, count(*) AS n,
                    sum(least(length, {LONGEST_TEXT})) + max(least(prompt_length, {LONGEST_TEXT})) AS characters

@@ -75,23 +75,17 @@ class RunRecord:
         return float(known.get(name, known.get(split_version(name)[0], 1.0)))
 
     def weights(self) -> pd.DataFrame:
-        """The weight of each reward at each step, NaN where that version of it was not in use."""
-        table = {name: self.log.get(f"weight/{name}", self._in_use(name)) for name in self.reward_names()}
+        """The weight of each reward at each step; where none is logged the usual one, NaN where the reward gave no score."""
+        table = {}
+        for name, column in logged_rewards(self.log.columns).items():
+            usual = pd.Series(self.usual_weight(name), self.log.index).where(self.log[column].notna())
+            table[name] = self.log.get(f"weight/{name}", usual)
         return pd.DataFrame(table, index=self.log.index, dtype=float)
 
     def weights_at(self, steps: Sequence[int]) -> pd.DataFrame:
         """The weights at these steps; a step without a row in the log has its neighbour's."""
         table = self.weights()
         return table.reindex(sorted({*table.index, *steps})).ffill().bfill().loc[list(steps)]
-
-    def _in_use(self, name: str) -> pd.Series:
-        """The usual weight from a version's first score to the next version's, NaN elsewhere."""
-        edits, (own, version) = edited_rewards(self), split_version(name)
-        first = {other: step for step, other in edits.items() if split_version(other)[0] == own}
-        later = [step for other, step in first.items() if split_version(other)[1] > version]
-        begins = 0 if version == 1 else first.get(name, np.inf)
-        used = (self.log.index >= begins) & (self.log.index < min(later, default=np.inf))
-        return pd.Series(np.where(used, self.usual_weight(name), np.nan), self.log.index)
 
     def own_metrics(self) -> list[str]:
         """What the rewards logged with `log_metric`: the columns that neither TRL nor this project writes."""
@@ -101,8 +95,7 @@ class RunRecord:
 
 def mean_scores(record: RunRecord) -> pd.DataFrame:
     """Each reward's mean score by step, the versions of an edited one joined."""
-    means = {name: record.log[column].to_numpy() for name, column in logged_rewards(record.log.columns).items()}
-    return pd.DataFrame(join_versions(means)[0], index=record.log.index, dtype=float)
+    return join_versions(record.log)[0]
 
 
 def deciding_names(record: RunRecord) -> list[str]:
@@ -153,21 +146,10 @@ def read_run(
     log, evaluations = split_log(rows, notes, about)
     if log.empty:
         raise ValueError(without_steps(folder, about))
-    record = RunRecord(
-        folder,
-        folder.resolve().name,
-        "ours" if ours else "trl",
-        about,
-        log,
-        evaluations,
-        read_rows(folder / "events.jsonl", notes),
-        read_rows(folder / "printed.jsonl", notes),
-        notes,
-        step_files(folder, "completions"),
-        step_files(folder, "held_out"),
-        dict(weights or {}),
-        tuple(correctness),
-    )
+    events, printed = (read_rows(folder / f"{name}.jsonl", notes) for name in ("events", "printed"))
+    read = (folder, folder.resolve().name, "ours" if ours else "trl", about, log, evaluations, events, printed, notes)
+    files = [step_files(folder, kind) for kind in ("completions", "held_out")]
+    record = RunRecord(*read, *files, dict(weights or {}), tuple(correctness))
     known = record.reward_names()
     if unknown := [one for one in (*record.given_weights, *correctness) if one not in known]:
         raise ValueError(f"There is no reward {unknown[0]!r} in {folder}: its rewards are {', '.join(known)}.")
