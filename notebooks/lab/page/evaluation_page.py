@@ -209,8 +209,8 @@ def score_columns(table: pd.DataFrame, deciders: Sequence[str]) -> dict[completi
     measured = {n: values for n, values in measured.items() if not any(values.equals(own) for own in rewarded.values())}
     found = {}
     for name, values in (measured | rewarded).items():
-        declared = (0.0, 1.0) if name in MEASURES else completions.function_range(name)
-        ends = completions.widened_range(declared, *values.dropna().agg(["min", "max"]))
+        measure = [(0.0, 1.0)] if name in MEASURES else ()
+        ends = completions.score_range(name, *values.dropna().agg(["min", "max"]), measure)
         found[completions.ScoreColumn(name, *ends, name in deciders)] = values
     return found
 

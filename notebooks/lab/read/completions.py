@@ -89,7 +89,8 @@ class Completions(contextlib.AbstractContextManager):
         return self.db.execute(query).fetchall()
 
     def _readable_files(self) -> list[parquet.ParquetFile]:
-        files = [file for path in self.record.completions if (file := parquet.open_parquet(path))]
+        opened = (parquet.open_parquet(number, path) for number, path in enumerate(self.record.completions))
+        files = [file for file in opened if file]
         if lost := len(self.record.completions) - len(files):
             self.notes.append(f"{count_of(lost, 'file')} of completions left out: damaged, empty, or of another kind")
         if not files:
@@ -100,23 +101,22 @@ class Completions(contextlib.AbstractContextManager):
     def _make_tables(self, files: list[parquet.ParquetFile]) -> None:
         """Makes `raw` (a view of the files), `facts` (what is small of each row), `completions` (both), and `suspects`."""
         names = score_names(self.record, files)
-        self.files = parquet.CompletionFiles(files, names)
-        self.data_columns = [name for name in self.files.others if name.startswith("data/")]
-        self.extra_columns = [name for name in self.files.others if not name.startswith("data/")]
-        layouts = self.files.by_layout()
-        raw = " UNION ALL ".join(self.files.relation(places) for places in layouts)
-        self.db.execute(f"CREATE VIEW raw AS {raw}")
+        self.files, self.score_names, self.others = files, names, parquet.other_columns(files, names)
+        self.data_columns = [name for name in self.others if name.startswith("data/")]
+        self.extra_columns = [name for name in self.others if not name.startswith("data/")]
+        relations = parquet.relations(files, names, self.others)
+        self.db.execute(f"CREATE VIEW raw AS {' UNION ALL '.join(relations)}")
         scores = "".join(f"s{i}, " for i in range(len(names)))
-        for i, places in enumerate(layouts):
+        for i, relation in enumerate(relations):  # one by one: that takes less memory than all at once
             # texts become hashes of 64 bits: a million texts collide once in 10^7 runs
             self.db.execute(f"""{"INSERT INTO slim" if i else "CREATE TABLE slim AS"}
                 SELECT key, step, given, hash(prompt) AS prompt, length(prompt) AS prompt_length,
                        length(completion) AS length, hash(bare) AS bare, length(bare) AS letters, {scores}advantage,
                        tokens, prompt_tokens
                 FROM (SELECT *, {parquet.without_space("lower(completion)")} AS bare
-                      FROM ({self.files.relation(places, others=False)}))""")
+                      FROM ({relation}))""")
         ends = [self._rows(f"SELECT min(s{i}), max(s{i}) FROM slim")[0] for i in range(len(names))]
-        ranges = [widened_range(declared_range(self.record, name), *scored) for name, scored in zip(names, ends)]
+        ranges = [score_range(name, *scored, recorded_ranges(self.record, name)) for name, scored in zip(names, ends)]
         deciding = matching_rewards(names, self.record.deciders())
         self.rewards = [ScoreColumn(name, *range_, name in deciding) for name, range_ in zip(names, ranges)]
         steps = [step for (step,) in self._rows("SELECT DISTINCT step FROM slim ORDER BY step")]
@@ -155,7 +155,7 @@ class Completions(contextlib.AbstractContextManager):
         columns += [("r.completion", "completion"), ("f.total", "total"), ('f."right"', "right")]
         columns += [(f"f.{name}", name) for name in ("advantage", "tokens", "prompt_tokens")]
         columns += [(f"f.s{i}", one.name) for i, one in enumerate(self.rewards)]
-        columns += [(f"r.x{i}", name) for i, name in enumerate(self.files.others)]
+        columns += [(f"r.x{i}", name) for i, name in enumerate(self.others)]
         taken, parts = set[str](), []
         for source, name in columns:
             while name.casefold() in taken:
@@ -166,10 +166,11 @@ class Completions(contextlib.AbstractContextManager):
 
     def _fetch(self, keys: np.ndarray, columns: dict[str, str]) -> pa.Table:
         """Columns of the raw rows with these keys, in their order; only the files that have them are opened."""
-        files = sorted(set((keys // parquet.ROWS_OF_A_FILE).tolist()))
+        wanted = set((keys // parquet.ROWS_OF_A_FILE).tolist())
+        files = [file for file in self.files if file.number in wanted]
         parts = ", ".join(f"{source} AS {name}" for name, source in columns.items())
         self.db.register("wanted", pd.DataFrame({"key": keys, "nth": np.arange(len(keys))}))
-        relations = [self.files.relation(places, others=len(columns) > 1) for places in self.files.by_layout(files)]
+        relations = parquet.relations(files, self.score_names, self.others)
         queries = [f"SELECT nth, {parts} FROM ({relation}) JOIN wanted USING (key)" for relation in relations]
         table = pa.concat_tables([self.db.sql(query).to_arrow_table() for query in queries])
         return table.take(np.argsort(table["nth"].to_numpy()))
@@ -234,10 +235,10 @@ class Completions(contextlib.AbstractContextManager):
         rows = rows.sort_values(["step", "prompt", "grp", "place"], ignore_index=True)
         rows["cut"] = (rows["length"] - LONGEST_TEXT).clip(lower=0)
         columns = {"text": f"left(completion, {LONGEST_TEXT})"}
-        for i, type_ in enumerate(self.files.others.values()):
+        for i, type_ in enumerate(self.others.values()):
             columns[f"x{i}"] = shortened_sql(f"x{i}", LONGEST_EXTRA) if type_ == "VARCHAR" else f"x{i}"
         table = self._fetch(rows["key"].to_numpy(), columns)
-        others = {name: table[f"x{i}"].to_pylist() for i, name in enumerate(self.files.others)}
+        others = {name: table[f"x{i}"].to_pylist() for i, name in enumerate(self.others)}
         prompt = {"text": shortened_sql("prompt", LONGEST_TEXT)}
         prompts["text"] = self._fetch(prompts.pop("key").to_numpy(), prompt)["text"].to_pylist()
         first = rows.reset_index().drop_duplicates("prompt").sort_values("prompt")["index"]  # a row of each prompt
@@ -267,28 +268,21 @@ def score_names(record: RunRecord, files: Sequence[parquet.ParquetFile]) -> list
     return known or [name for name in numeric if "reward" in name.lower()]
 
 
-def declared_range(record: RunRecord, name: str) -> tuple[float, float]:
-    """A reward's range from its edit, from `run.json`, else from rewards.py; NaN where none has a finite one."""
+def recorded_ranges(record: RunRecord, name: str) -> list[Sequence[float | None]]:
+    """A reward's ranges as its edit and `run.json` have them."""
     edits = [event for event in record.events if event.get("kind") == "reward_changed" and event.get("name") == name]
     recorded = [entry for entry in record.recorded_rewards() if entry["name"] in (name, split_version(name)[0])]
-    given = [entry["range"] for entry in (*edits, *recorded) if entry.get("range")]
-    finite = (ends for ends in given if all(end is not None and math.isfinite(end) for end in ends))
-    return next(((float(low), float(high)) for low, high in finite), None) or function_range(name)
+    return [entry["range"] for entry in (*edits, *recorded) if entry.get("range")]
 
 
-def function_range(name: str) -> tuple[float, float]:
-    """The range that a reward of rewards.py declares; NaN for other rewards and for one without a finite range."""
+def score_range(name: str, lowest: float | None, highest: float | None, recorded: Sequence = ()) -> tuple[float, float]:
+    """A recorded range, else the one declared in rewards.py, widened to what was scored; else from 0 on."""
     own = split_version(name)[0]
     function = rewards.REGISTRY.get(own) or rewards.REGISTRY.get(own.split("[")[0])
-    ends = (function.low, function.high) if function else (math.nan, math.nan)
-    return ends if all(map(math.isfinite, ends)) else (math.nan, math.nan)
-
-
-def widened_range(declared: tuple[float, float], lowest: float | None, highest: float | None) -> tuple[float, float]:
-    """A declared range, widened to what was scored; without a declared one from 0 or the lowest to the highest score."""
-    scored = [value for value in (lowest, highest) if value is not None]
-    low, high = declared if not math.isnan(declared[0]) else (0.0, 0.0)
-    low, high = min([low, *scored]), max([high, *scored])
+    given = [*recorded, (function.low, function.high)] if function else recorded
+    finite = (ends for ends in given if all(end is not None and math.isfinite(end) for end in ends))
+    ends = [*next(finite, (0.0, 0.0)), *(value for value in (lowest, highest) if value is not None)]
+    low, high = float(min(ends)), float(max(ends))
     return low, high if high > low else low + 1.0
 
 
