@@ -75,17 +75,22 @@ class RunRecord:
         return float(known.get(name, known.get(split_version(name)[0], 1.0)))
 
     def weights(self) -> pd.DataFrame:
-        """The weight of each reward at each step; where none is logged the usual one, NaN where the reward gave no score."""
-        table = {}
-        for name, column in logged_rewards(self.log.columns).items():
-            usual = pd.Series(self.usual_weight(name), self.log.index).where(self.log[column].notna())
-            table[name] = self.log.get(f"weight/{name}", usual)
+        """The weight of each reward at each step, NaN where that version of it was not in use."""
+        table = {name: self.log.get(f"weight/{name}", self._in_use(name)) for name in self.reward_names()}
         return pd.DataFrame(table, index=self.log.index, dtype=float)
 
     def weights_at(self, steps: Sequence[int]) -> pd.DataFrame:
         """The weights at these steps; a step without a row in the log has its neighbour's."""
         table = self.weights()
         return table.reindex(sorted({*table.index, *steps})).ffill().bfill().loc[list(steps)]
+
+    def _in_use(self, name: str) -> pd.Series:
+        """The usual weight from a version's first score to the next version's, NaN elsewhere."""
+        (own, version), steps = split_version(name), self.log.index
+        first = {split_version(other): step for step, other in edited_rewards(self).items()}
+        begins = 0 if version == 1 else first.get((own, version), np.inf)
+        ends = min((step for (base, n), step in first.items() if base == own and n > version), default=np.inf)
+        return pd.Series(self.usual_weight(name), steps).where((steps >= begins) & (steps < ends))
 
     def own_metrics(self) -> list[str]:
         """What the rewards logged with `log_metric`: the columns that neither TRL nor this project writes."""
