@@ -216,15 +216,6 @@ def test_equal_tables_give_equal_pages_apart_from_the_time(tmp_path):
 # --------------------------------------------------------------------------- what is missing, damaged or odd
 
 
-def test_one_model_has_verdicts_instead_of_changes():
-    found = payload({"base": tables()["base"]})
-    assert (
-        found["change"]["column"] == "greedy" and found["prompts"]["data"]["greedy"] == ["wrong"] * 24 + ["right"] * 16
-    )
-    assert "sampled right" in found["data_columns"] and "sampled before" not in found["data_columns"]
-    assert found["selection"]["said"].endswith("1 model to 40 prompts; by greedy answer: wrong 24, right 16.")
-
-
 def test_without_samples_and_without_greedy_answers_the_rest_is_shown():
     greedy = payload({name: table[table["decoding"] == "greedy"] for name, table in tables().items()})
     assert greedy["places"] == ["greedy"] and set(greedy["prompts"]["data"]["sampled after"]) == {None}
@@ -443,12 +434,7 @@ def test_an_address_that_names_no_model_says_so(evaluation):
     assert titles(page) == ("base, sampled 3", "merged, greedy")
 
 
-def test_one_model_and_greedy_answers_alone_are_enough(evaluation):
-    page = evaluation({"base": tables(4)["base"]})
-    assert texts(page, "prompts", "data/greedy") == ["wrong"] * 3 + ["right"]
-    page.keyboard.press("2")
-    assert titles(page)[1] == "base, greedy" and not page.is_visible("#step")
-    page.goto("about:blank")
+def test_greedy_answers_alone_are_enough(evaluation):
     page = evaluation(
         {name: table[table["decoding"] == "greedy"] for name, table in tables(4).items()}, "#view=compare"
     )

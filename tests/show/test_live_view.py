@@ -122,6 +122,17 @@ def test_in_a_script_there_are_lines_and_samples_instead(view, monkeypatch, caps
     assert text.count(" of 10 ·") < 10, "not a line a step"
 
 
+def test_in_a_terminal_one_line_rewrites_itself(view, monkeypatch, capsys):
+    monkeypatch.setattr(live_view, "in_notebook", lambda: False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    begin(view)
+    for step in (1, 3, 9, 10):
+        log(view, step)
+    text = capsys.readouterr().out
+    assert text.count("\r") == 5 and text.count(" of 10 ·") == 4, "a line a step, over the one before"
+    assert "\n" not in text.partition("step 9")[0], "no line ends before the run does"
+
+
 def test_an_evaluation_is_kept_for_the_figure_and_makes_no_line(view):
     begin(view)
     view.on_log(None, SimpleNamespace(global_step=2, max_steps=10), None, logs={"eval_format_reward": 0.5, "eval_n": 4})

@@ -33,7 +33,6 @@ CHANGES = {  # what became of a problem: greedy with the first model and with th
     (0.0, 0.0): ("still wrong", "Wrong with {0} and with {1}"),
     (1.0, 1.0): ("still right", "Right with {0} and with {1}"),
 }
-VERDICTS = {(0.0, 0.0): ("wrong", "Greedy answer wrong"), (1.0, 1.0): ("right", "Greedy answer right")}  # of one model
 ALIKE = f"Half of a prompt's answers are {suspects.ALIKE}% alike, or {suspects.ALIKE_PROMPTS} prompts got one text."
 LONG = f"Cut at the limit of tokens, or longer than {suspects.LONG_TIMES:g} times the model's median and {suspects.LONG_TOKENS} tokens."
 NO_ANSWER = "Judged right without a text; or without an extracted answer, where most right ones have one."
@@ -96,7 +95,7 @@ def evaluation_payload(
         {"name": name, "model": " → ".join(models), "status": "", "steps": len(models), "notes": notes},
         rows,
         prompts,
-        prompt_columns(by_prompt.first(), problems, models),
+        prompt_columns(by_prompt.first(), problems),
         score_columns(table, deciders),
         extra_columns(table),
         suspicious,
@@ -143,11 +142,9 @@ def page_values(values: pd.Series) -> list:
 
 def with_places(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """(the table with `place`, names of the places): greedy first, then each sample, of all models the same one."""
-    kinds = list(dict.fromkeys([GREEDY, *table["decoding"]]))
     mine = list(zip(table["decoding"], table["sample"]))
-    places = sorted(set(mine), key=lambda place: (kinds.index(place[0]), place[1]))
-    one_greedy = sum(kind == GREEDY for kind, _ in places) == 1  # its number says nothing
-    names = [kind if kind == GREEDY and one_greedy else f"{kind} {sample}" for kind, sample in places]
+    places = sorted(set(mine), key=lambda place: (place[0] != GREEDY, *place))
+    names = [kind if kind == GREEDY else f"{kind} {sample}" for kind, sample in places]  # there is one greedy answer
     number = {place: i for i, place in enumerate(places, 1)}
     return table.assign(place=[number[place] for place in mine]), names
 
@@ -163,11 +160,12 @@ def sorted_problems(table: pd.DataFrame, models: int) -> pd.DataFrame:
         greedy = mine["decoding"] == GREEDY
         rows[f"{when}_greedy"] = rows["row"].map(mine[greedy].drop_duplicates("row").set_index("row")["right"])
         rows[when] = rows["row"].map(mine[~greedy].groupby("row")["right"].mean()).astype(float)
-    kinds = CHANGES if models > 1 else VERDICTS
     pairs = list(zip(rows["before_greedy"], rows["after_greedy"]))
-    rows["change"] = pd.Series([kinds[pair][0] if pair in kinds else None for pair in pairs], rows.index, dtype=object)
-    rows["rank"] = [list(kinds).index(pair) if pair in kinds else len(kinds) for pair in pairs]
-    rows["gained"] = rows["after"] - rows["before"] if models > 1 else rows["after"]
+    rows["change"] = pd.Series(
+        [CHANGES[pair][0] if pair in CHANGES else None for pair in pairs], rows.index, dtype=object
+    )
+    rows["rank"] = [list(CHANGES).index(pair) if pair in CHANGES else len(CHANGES) for pair in pairs]
+    rows["gained"] = rows["after"] - rows["before"]
     return rows.sort_values(["rank", "gained", "row"], ignore_index=True)
 
 
@@ -180,10 +178,9 @@ def weighted_totals(table: pd.DataFrame, weights: Mapping[str, float]) -> pd.Ser
 
 def change_part(problems: pd.DataFrame, models: Sequence[str]) -> Row:
     """The column that says what became of a prompt, and its values in words, with how many there are."""
-    n, several = Counter(problems["change"]), len(models) > 1
-    words = (CHANGES if several else VERDICTS).values()
-    kinds = [{"name": k, "said": said.format(models[0], models[-1]), "n": n[k]} for k, said in words if n[k]]
-    return {"column": "change" if several else "greedy", "kinds": kinds}
+    n = Counter(problems["change"])
+    kinds = [{"name": k, "said": said.format(models[0], models[-1]), "n": n[k]} for k, said in CHANGES.values() if n[k]]
+    return {"column": "change", "kinds": kinds}
 
 
 def selection_words(table: pd.DataFrame, kept: Sequence[int], models: Sequence[str], change: Row) -> Row:
@@ -209,18 +206,16 @@ def score_columns(table: pd.DataFrame, deciders: Sequence[str]) -> dict[completi
     measured = {n: values for n, values in measured.items() if not any(values.equals(own) for own in rewarded.values())}
     found = {}
     for name, values in (measured | rewarded).items():
-        declared = (0.0, 1.0) if name in MEASURES else completions.function_range(name)
-        ends = completions.widened_range(declared, *values.dropna().agg(["min", "max"]))
+        measure = [(0.0, 1.0)] if name in MEASURES else ()
+        ends = completions.score_range(name, *values.dropna().agg(["min", "max"]), measure)
         found[completions.ScoreColumn(name, *ends, name in deciders)] = values
     return found
 
 
-def prompt_columns(first: pd.DataFrame, problems: pd.DataFrame, models: Sequence[str]) -> dict[str, list]:
+def prompt_columns(first: pd.DataFrame, problems: pd.DataFrame) -> dict[str, list]:
     """Columns of the prompts by the name that the page shows, what became of them first."""
     before, after = json_column(problems["before"]), json_column(problems["after"])
     columns = {"change": problems["change"].tolist(), "sampled before": before, "sampled after": after}
-    if len(models) == 1:
-        columns = {"greedy": problems["change"].tolist(), "sampled right": after}
     columns["row"] = page_values(problems["row"])
     if "overlap" in first:
         columns["overlap"] = [value or None for value in page_values(first["overlap"])]

@@ -18,6 +18,7 @@ read again where a query wants them. So the memory does not grow with the run.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tempfile
 from collections import Counter
@@ -55,7 +56,7 @@ class ScoreColumn(NamedTuple):
     decides: bool
 
 
-class Completions:
+class Completions(contextlib.AbstractContextManager):
     """The completions of a run; a context manager, for it holds a temporary folder.
 
     Attributes are `rewards` (the score columns, versions apart), `data_columns` and `extra_columns` (names of the others),
@@ -69,23 +70,15 @@ class Completions:
         self.notes: list[str] = []
         files = self._readable_files()
         self.folder = tempfile.TemporaryDirectory(prefix="completions-")
-        try:
-            self.db = open_database(Path(self.folder.name))
-            self._make_tables(files)
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> Completions:
-        return self
+        self.db = open_database(Path(self.folder.name))
+        self._make_tables(files)
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Ends the database and removes its folder."""
-        if hasattr(self, "db"):
-            self.db.close()
+        self.db.close()
         self.folder.cleanup()
 
     def sql(self, query: str) -> pd.DataFrame:
@@ -96,7 +89,8 @@ class Completions:
         return self.db.execute(query).fetchall()
 
     def _readable_files(self) -> list[parquet.ParquetFile]:
-        files = [file for path in self.record.completions if (file := parquet.open_parquet(path))]
+        opened = (parquet.open_parquet(number, path) for number, path in enumerate(self.record.completions))
+        files = [file for file in opened if file]
         if lost := len(self.record.completions) - len(files):
             self.notes.append(f"{count_of(lost, 'file')} of completions left out: damaged, empty, or of another kind")
         if not files:
@@ -105,25 +99,24 @@ class Completions:
         return files
 
     def _make_tables(self, files: list[parquet.ParquetFile]) -> None:
-        """Makes `raw` (a view of the files), `facts` (what is small of each row) and `completions` (a view of both)."""
+        """Makes `raw` (a view of the files), `facts` (what is small of each row), `completions` (both), and `suspects`."""
         names = score_names(self.record, files)
-        self.files = parquet.CompletionFiles(files, names)
-        self.data_columns = [name for name in self.files.others if name.startswith("data/")]
-        self.extra_columns = [name for name in self.files.others if not name.startswith("data/")]
-        layouts = self.files.by_layout()
-        raw = " UNION ALL ".join(self.files.relation(places) for places in layouts)
-        self.db.execute(f"CREATE VIEW raw AS {raw}")
+        self.files, self.score_names, self.others = files, names, parquet.other_columns(files, names)
+        self.data_columns = [name for name in self.others if name.startswith("data/")]
+        self.extra_columns = [name for name in self.others if not name.startswith("data/")]
+        relations = parquet.relations(files, names, self.others)
+        self.db.execute(f"CREATE VIEW raw AS {' UNION ALL '.join(relations)}")
         scores = "".join(f"s{i}, " for i in range(len(names)))
-        for i, places in enumerate(layouts):
+        for i, relation in enumerate(relations):  # one by one: that takes less memory than all at once
             # texts become hashes of 64 bits: a million texts collide once in 10^7 runs
             self.db.execute(f"""{"INSERT INTO slim" if i else "CREATE TABLE slim AS"}
                 SELECT key, step, given, hash(prompt) AS prompt, length(prompt) AS prompt_length,
                        length(completion) AS length, hash(bare) AS bare, length(bare) AS letters, {scores}advantage,
                        tokens, prompt_tokens
                 FROM (SELECT *, {parquet.without_space("lower(completion)")} AS bare
-                      FROM ({self.files.relation(places, others=False)}))""")
+                      FROM ({relation}))""")
         ends = [self._rows(f"SELECT min(s{i}), max(s{i}) FROM slim")[0] for i in range(len(names))]
-        ranges = [widened_range(declared_range(self.record, name), *scored) for name, scored in zip(names, ends)]
+        ranges = [score_range(name, *scored, recorded_ranges(self.record, name)) for name, scored in zip(names, ends)]
         deciding = matching_rewards(names, self.record.deciders())
         self.rewards = [ScoreColumn(name, *range_, name in deciding) for name, range_ in zip(names, ranges)]
         steps = [step for (step,) in self._rows("SELECT DISTINCT step FROM slim ORDER BY step")]
@@ -135,6 +128,7 @@ class Completions:
         self.db.execute(f"CREATE VIEW completions AS {self._view()}")
         measures = "count(*), coalesce(min(total), 0), coalesce(max(total), 0)"
         self.count, *self.totals = self._rows(f"SELECT {measures} FROM facts")[0]
+        self.db.execute(f"CREATE TABLE suspects AS {suspect_sql(*self.totals, self.limit or 0)}")
 
     def _facts(self) -> str:
         """SQL for a row a completion without its texts: group, place, total, right, and the columns of `slim`."""
@@ -161,7 +155,7 @@ class Completions:
         columns += [("r.completion", "completion"), ("f.total", "total"), ('f."right"', "right")]
         columns += [(f"f.{name}", name) for name in ("advantage", "tokens", "prompt_tokens")]
         columns += [(f"f.s{i}", one.name) for i, one in enumerate(self.rewards)]
-        columns += [(f"r.x{i}", name) for i, name in enumerate(self.files.others)]
+        columns += [(f"r.x{i}", name) for i, name in enumerate(self.others)]
         taken, parts = set[str](), []
         for source, name in columns:
             while name.casefold() in taken:
@@ -172,17 +166,17 @@ class Completions:
 
     def _fetch(self, keys: np.ndarray, columns: dict[str, str]) -> pa.Table:
         """Columns of the raw rows with these keys, in their order; only the files that have them are opened."""
-        files = sorted(set((keys // parquet.ROWS_OF_A_FILE).tolist()))
+        wanted = set((keys // parquet.ROWS_OF_A_FILE).tolist())
+        files = [file for file in self.files if file.number in wanted]
         parts = ", ".join(f"{source} AS {name}" for name, source in columns.items())
         self.db.register("wanted", pd.DataFrame({"key": keys, "nth": np.arange(len(keys))}))
-        relations = [self.files.relation(places, others=len(columns) > 1) for places in self.files.by_layout(files)]
+        relations = parquet.relations(files, self.score_names, self.others)
         queries = [f"SELECT nth, {parts} FROM ({relation}) JOIN wanted USING (key)" for relation in relations]
         table = pa.concat_tables([self.db.sql(query).to_arrow_table() for query in queries])
         return table.take(np.argsort(table["nth"].to_numpy()))
 
     def suspects(self) -> pd.DataFrame:
         """What the rules find in the whole run, the latest first: rule, step, group, place, total, why."""
-        self._find_suspects()
         table = self.sql("""
             SELECT rule, step, grp AS "group", place, total, kind, a, b, c FROM facts JOIN suspects USING (key)
             ORDER BY rule, step DESC, grp, place, kind""")
@@ -191,7 +185,6 @@ class Completions:
 
     def suspect_counts(self) -> dict[str, int]:
         """By rule, how many completions of the whole run are suspect."""
-        self._find_suspects()
         counts = dict(self._rows("SELECT rule, count(DISTINCT key) FROM suspects GROUP BY rule"))
         return {rule: counts.get(rule, 0) for rule in RULE_TITLES}
 
@@ -199,13 +192,8 @@ class Completions:
         """Each rule in words, with its numbers for this run."""
         return describe_rules(self.limit, [reward.name for reward in self.rewards if reward.decides])
 
-    def _find_suspects(self) -> None:
-        """Makes the table `suspects`: key, rule, kind of reason, and its numbers."""
-        self.db.execute(f"CREATE TABLE IF NOT EXISTS suspects AS {suspect_sql(*self.totals, self.limit or 0)}")
-
     def select(self, limit: int = MOST_COMPLETIONS, characters: int = MOST_CHARACTERS) -> Selection:
         """What a page shows: everything, or whole groups up to these numbers of completions and of characters."""
-        self._find_suspects()
         groups = self.sql(f"""
             SELECT step, grp, count(*) AS n,
                    sum(least(length, {LONGEST_TEXT})) + max(least(prompt_length, {LONGEST_TEXT})) AS characters
@@ -247,10 +235,10 @@ class Completions:
         rows = rows.sort_values(["step", "prompt", "grp", "place"], ignore_index=True)
         rows["cut"] = (rows["length"] - LONGEST_TEXT).clip(lower=0)
         columns = {"text": f"left(completion, {LONGEST_TEXT})"}
-        for i, type_ in enumerate(self.files.others.values()):
+        for i, type_ in enumerate(self.others.values()):
             columns[f"x{i}"] = shortened_sql(f"x{i}", LONGEST_EXTRA) if type_ == "VARCHAR" else f"x{i}"
         table = self._fetch(rows["key"].to_numpy(), columns)
-        others = {name: table[f"x{i}"].to_pylist() for i, name in enumerate(self.files.others)}
+        others = {name: table[f"x{i}"].to_pylist() for i, name in enumerate(self.others)}
         prompt = {"text": shortened_sql("prompt", LONGEST_TEXT)}
         prompts["text"] = self._fetch(prompts.pop("key").to_numpy(), prompt)["text"].to_pylist()
         first = rows.reset_index().drop_duplicates("prompt").sort_values("prompt")["index"]  # a row of each prompt
@@ -280,28 +268,21 @@ def score_names(record: RunRecord, files: Sequence[parquet.ParquetFile]) -> list
     return known or [name for name in numeric if "reward" in name.lower()]
 
 
-def declared_range(record: RunRecord, name: str) -> tuple[float, float]:
-    """A reward's range from its edit, from `run.json`, else from rewards.py; NaN where none has a finite one."""
+def recorded_ranges(record: RunRecord, name: str) -> list[Sequence[float | None]]:
+    """A reward's ranges as its edit and `run.json` have them."""
     edits = [event for event in record.events if event.get("kind") == "reward_changed" and event.get("name") == name]
     recorded = [entry for entry in record.recorded_rewards() if entry["name"] in (name, split_version(name)[0])]
-    given = [entry["range"] for entry in (*edits, *recorded) if entry.get("range")]
-    finite = (ends for ends in given if all(end is not None and math.isfinite(end) for end in ends))
-    return next(((float(low), float(high)) for low, high in finite), None) or function_range(name)
+    return [entry["range"] for entry in (*edits, *recorded) if entry.get("range")]
 
 
-def function_range(name: str) -> tuple[float, float]:
-    """The range that a reward of rewards.py declares; NaN for other rewards and for one without a finite range."""
+def score_range(name: str, lowest: float | None, highest: float | None, recorded: Sequence = ()) -> tuple[float, float]:
+    """A recorded range, else the one declared in rewards.py, widened to what was scored; else from 0 on."""
     own = split_version(name)[0]
     function = rewards.REGISTRY.get(own) or rewards.REGISTRY.get(own.split("[")[0])
-    ends = (function.low, function.high) if function else (math.nan, math.nan)
-    return ends if all(map(math.isfinite, ends)) else (math.nan, math.nan)
-
-
-def widened_range(declared: tuple[float, float], lowest: float | None, highest: float | None) -> tuple[float, float]:
-    """A declared range, widened to what was scored; without a declared one from 0 or the lowest to the highest score."""
-    scored = [value for value in (lowest, highest) if value is not None]
-    low, high = declared if not math.isnan(declared[0]) else (0.0, 0.0)
-    low, high = min([low, *scored]), max([high, *scored])
+    given = [*recorded, (function.low, function.high)] if function else recorded
+    finite = (ends for ends in given if all(end is not None and math.isfinite(end) for end in ends))
+    ends = [*next(finite, (0.0, 0.0)), *(value for value in (lowest, highest) if value is not None)]
+    low, high = float(min(ends)), float(max(ends))
     return low, high if high > low else low + 1.0
 
 

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,12 +18,13 @@ ROWS_OF_A_FILE = 1 << 32  # a row's key is the number of its file times this, pl
 
 
 class ParquetFile(NamedTuple):
+    number: int  # of the file in its run
     path: Path
     columns: tuple[tuple[str, str], ...]  # name and kind
     layout: str  # equal for files that can be read together
 
 
-def open_parquet(path: Path) -> ParquetFile | None:
+def open_parquet(number: int, path: Path) -> ParquetFile | None:
     """The file's columns; None for one that cannot be read, or has no completions."""
     try:
         with pq.ParquetFile(path) as file:
@@ -31,8 +32,9 @@ def open_parquet(path: Path) -> ParquetFile | None:
     except (OSError, pa.ArrowException):
         return None
     columns = tuple((field.name, kind_of(field.type)) for field in schema)
-    layout = str(schema.remove_metadata())
-    return ParquetFile(path, columns, layout) if rows and {"prompt", "completion"} <= set(schema.names) else None
+    if not rows or not {"prompt", "completion"} <= set(schema.names):
+        return None
+    return ParquetFile(number, path, columns, str(schema.remove_metadata()))
 
 
 def kind_of(type_: pa.DataType) -> str:
@@ -45,9 +47,8 @@ def kind_of(type_: pa.DataType) -> str:
 def kinds_by_name(files: Iterable[ParquetFile]) -> dict[str, set[str]]:
     """Each column's kinds in the files, in the order in which the columns first appear."""
     kinds: dict[str, set[str]] = {}
-    for layout in {file.layout: file for file in files}.values():
-        for name, kind in layout.columns:
-            kinds.setdefault(name, set()).add(kind)
+    for name, kind in dict.fromkeys(column for file in files for column in file.columns):
+        kinds.setdefault(name, set()).add(kind)
     return kinds
 
 
@@ -80,45 +81,39 @@ def number_of(column: str, kind: str, type_: str = "DOUBLE") -> str:
     return f"CASE WHEN isfinite({value}) THEN {value} END" if type_ == "DOUBLE" else value
 
 
-class CompletionFiles:
-    """The files as one SQL relation: key, step, given (the group), prompt, completion, s0… (scores), advantage, tokens,
-    prompt_tokens, x0… (others). Files of one layout are read together, and their columns get numbers for names, so that
-    neither a column's name nor another file's type for it can do harm.
+def relations(files: Iterable[ParquetFile], scores: Sequence[str], others: Mapping[str, str]) -> list[str]:
+    """SQL over the files, a query for each layout: key, step, given (the group), prompt, completion, s0… (scores),
+    advantage, tokens, prompt_tokens, x0… (the `other_columns`).
+
+    Columns get numbers for names, so that neither a column's name nor another file's type for it can do harm.
     """
+    layouts: dict[str, list[ParquetFile]] = {}
+    for file in files:
+        layouts.setdefault(file.layout, []).append(file)
+    return [relation(together, scores, others) for together in layouts.values()]
 
-    def __init__(self, files: Sequence[ParquetFile], scores: Sequence[str]) -> None:
-        self.files, self.scores = list(files), list(scores)
-        self.others = other_columns(files, scores)
 
-    def by_layout(self, places: Iterable[int] | None = None) -> list[list[int]]:
-        """The numbers of the files (None: all) that can be read together: lists take less memory than all at once."""
-        layouts: dict[str, list[int]] = {}
-        for place in range(len(self.files)) if places is None else places:
-            layouts.setdefault(self.files[place].layout, []).append(place)
-        return list(layouts.values())
-
-    def relation(self, places: list[int], others: bool = True) -> str:
-        """SQL over files of one layout, with the other columns or without."""
-        files = [self.files[place] for place in places]
-        columns: dict[str, tuple[str, str]] = {}
-        for i, (name, kind) in enumerate(files[0].columns):
-            columns.setdefault(name, (f"c{i}", kind))  # of two columns of a name the first
-        step, group, prompt, completion, advantage, *tokens = (columns.get(name, ABSENT) for name in FIXED)
-        parts = [
-            f"{by_file(places)} * {ROWS_OF_A_FILE} + file_row_number AS key",
-            f"coalesce({number_of(*step, 'BIGINT')}, {by_file([step_of(file.path) for file in files])}) AS step",
-            f"{number_of(*group, 'BIGINT')} AS given",
-            f"coalesce({text_of(*prompt)}, '') AS prompt",
-            f"coalesce({text_of(*completion)}, '') AS completion",
-            *(f"{number_of(*columns.get(name, ABSENT))} AS s{i}" for i, name in enumerate(self.scores)),
-            f"{number_of(*advantage)} AS advantage",
-            *(f"{number_of(*column, 'BIGINT')} AS {name}" for column, name in zip(tokens, FIXED[-2:])),
-        ]
-        for i, (name, type_) in enumerate(self.others.items() if others else ()):
-            column, kind = columns.get(name, ABSENT)
-            value = text_of(column, kind) if type_ == "VARCHAR" else f"TRY_CAST({column} AS {type_})"
-            parts.append(f"{value} AS x{i}")
-        return f"SELECT {', '.join(parts)} FROM {parquet_sql(files)}"
+def relation(files: Sequence[ParquetFile], scores: Sequence[str], others: Mapping[str, str]) -> str:
+    """SQL over files of one layout."""
+    columns: dict[str, tuple[str, str]] = {}
+    for i, (name, kind) in enumerate(files[0].columns):
+        columns.setdefault(name, (f"c{i}", kind))  # of two columns of a name the first
+    step, group, prompt, completion, advantage, *tokens = (columns.get(name, ABSENT) for name in FIXED)
+    parts = [
+        f"{by_file([file.number for file in files])} * {ROWS_OF_A_FILE} + file_row_number AS key",
+        f"coalesce({number_of(*step, 'BIGINT')}, {by_file([step_of(file.path) for file in files])}) AS step",
+        f"{number_of(*group, 'BIGINT')} AS given",
+        f"coalesce({text_of(*prompt)}, '') AS prompt",
+        f"coalesce({text_of(*completion)}, '') AS completion",
+        *(f"{number_of(*columns.get(name, ABSENT))} AS s{i}" for i, name in enumerate(scores)),
+        f"{number_of(*advantage)} AS advantage",
+        *(f"{number_of(*column, 'BIGINT')} AS {name}" for column, name in zip(tokens, FIXED[-2:])),
+    ]
+    for i, (name, type_) in enumerate(others.items()):
+        column, kind = columns.get(name, ABSENT)
+        value = text_of(column, kind) if type_ == "VARCHAR" else f"TRY_CAST({column} AS {type_})"
+        parts.append(f"{value} AS x{i}")
+    return f"SELECT {', '.join(parts)} FROM {parquet_sql(files)}"
 
 
 def by_file(values: Sequence[int]) -> str:

@@ -1,9 +1,10 @@
 """Rewards by name: their columns in a log, the versions of an edited one, and picking those that a person names."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+import pandas as pd
 
 MEAN = re.compile(r"rewards/(?P<name>.+)/mean", re.DOTALL)
 VERSION = re.compile(r"(?P<name>.+?)(?:_v(?P<version>\d+))?", re.DOTALL)
@@ -38,13 +39,13 @@ def matching_rewards(names: Iterable[str], wanted: Sequence[str]) -> list[str]:
     return [name for name in names if known & {split_version(name)[0], split_version(name)[0].split("[")[0]}]
 
 
-def join_versions(means: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], int]:
+def join_versions(log: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     """Mean scores a step with the versions of a reward as one (the latest that scored), and the row of the last edit."""
-    joined, edited = {}, 0
-    for name in sorted(means, key=lambda name: split_version(name)[1]):
-        (base, _), scored = split_version(name), np.isfinite(means[name])
-        if base in joined and scored.any():
-            edited = max(edited, int(scored.argmax()))
-        joined[base] = np.where(scored, means[name], joined.get(base, np.nan))
-    order = dict.fromkeys(split_version(name)[0] for name in means)
-    return {base: joined[base] for base in order}, edited
+    columns, joined, edited = logged_rewards(log.columns), {}, 0
+    for name in sorted(columns, key=lambda name: split_version(name)[1]):
+        (base, _), values = split_version(name), log[columns[name]].replace([np.inf, -np.inf], np.nan)
+        if base in joined and values.notna().any():
+            edited = max(edited, int(values.notna().argmax()))
+        joined[base] = values.fillna(joined.get(base, np.nan))
+    order = dict.fromkeys(split_version(name)[0] for name in columns)
+    return pd.DataFrame(joined, columns=[*order], index=log.index, dtype=float), edited

@@ -11,7 +11,7 @@ import pandas as pd
 
 from lab.read import moving_statistics as moving
 from lab.read.moving_statistics import SAME, WINDOW
-from lab.read.reward_names import join_versions, logged_rewards, matching_rewards
+from lab.read.reward_names import join_versions, matching_rewards
 
 SOLVED = 0.95  # as in the preflight: two of three groups of 8 are then all right, so a lack of spread is success
 NEARLY_SOLVED = 0.90  # at least this, where SOLVED is only reached within two standard errors
@@ -84,9 +84,7 @@ def read_log(log: pd.DataFrame, correctness: Sequence[str]) -> RunLog:
     not_finite, series = ~np.isfinite(raw.filter(NEVER_NAN)), raw.replace([np.inf, -np.inf], np.nan)
     if "kl" in raw and raw["kl"].isna().all():
         not_finite = not_finite.drop(columns="kl")  # a column of nothing: no KL was asked for
-    means = {name: series[column].to_numpy() for name, column in logged_rewards(log.columns).items()}
-    joined, edited = join_versions(means)
-    rewards = pd.DataFrame(joined, index=raw.index, dtype=float)
+    rewards, edited = join_versions(series)
     deciding = matching_rewards(rewards, correctness)
     correct = rewards[deciding].mean(axis=1).to_numpy() if deciding else None
     steps = series["step"].to_numpy() if "step" in series else np.arange(1.0, len(raw) + 1)

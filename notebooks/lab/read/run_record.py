@@ -86,12 +86,11 @@ class RunRecord:
 
     def _in_use(self, name: str) -> pd.Series:
         """The usual weight from a version's first score to the next version's, NaN elsewhere."""
-        edits, (own, version) = edited_rewards(self), split_version(name)
-        first = {other: step for step, other in edits.items() if split_version(other)[0] == own}
-        later = [step for other, step in first.items() if split_version(other)[1] > version]
-        begins = 0 if version == 1 else first.get(name, np.inf)
-        used = (self.log.index >= begins) & (self.log.index < min(later, default=np.inf))
-        return pd.Series(np.where(used, self.usual_weight(name), np.nan), self.log.index)
+        (own, version), steps = split_version(name), self.log.index
+        first = {split_version(other): step for step, other in edited_rewards(self).items()}
+        begins = 0 if version == 1 else first.get((own, version), np.inf)
+        ends = min((step for (base, n), step in first.items() if base == own and n > version), default=np.inf)
+        return pd.Series(self.usual_weight(name), steps).where((steps >= begins) & (steps < ends))
 
     def own_metrics(self) -> list[str]:
         """What the rewards logged with `log_metric`: the columns that neither TRL nor this project writes."""
@@ -101,8 +100,7 @@ class RunRecord:
 
 def mean_scores(record: RunRecord) -> pd.DataFrame:
     """Each reward's mean score by step, the versions of an edited one joined."""
-    means = {name: record.log[column].to_numpy() for name, column in logged_rewards(record.log.columns).items()}
-    return pd.DataFrame(join_versions(means)[0], index=record.log.index, dtype=float)
+    return join_versions(record.log)[0]
 
 
 def deciding_names(record: RunRecord) -> list[str]:
@@ -153,21 +151,10 @@ def read_run(
     log, evaluations = split_log(rows, notes, about)
     if log.empty:
         raise ValueError(without_steps(folder, about))
-    record = RunRecord(
-        folder,
-        folder.resolve().name,
-        "ours" if ours else "trl",
-        about,
-        log,
-        evaluations,
-        read_rows(folder / "events.jsonl", notes),
-        read_rows(folder / "printed.jsonl", notes),
-        notes,
-        step_files(folder, "completions"),
-        step_files(folder, "held_out"),
-        dict(weights or {}),
-        tuple(correctness),
-    )
+    events, printed = (read_rows(folder / f"{name}.jsonl", notes) for name in ("events", "printed"))
+    read = (folder, folder.resolve().name, "ours" if ours else "trl", about, log, evaluations, events, printed, notes)
+    files = [step_files(folder, kind) for kind in ("completions", "held_out")]
+    record = RunRecord(*read, *files, dict(weights or {}), tuple(correctness))
     known = record.reward_names()
     if unknown := [one for one in (*record.given_weights, *correctness) if one not in known]:
         raise ValueError(f"There is no reward {unknown[0]!r} in {folder}: its rewards are {', '.join(known)}.")

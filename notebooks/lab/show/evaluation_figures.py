@@ -1,7 +1,7 @@
 """Figures of an evaluation: before and after, differences with intervals, pass@k."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -59,9 +59,9 @@ def model_colours(evaluation: Row) -> dict[str, str]:
     return {first: BASE_GREY, **dict(zip(rest, COLOURS[4:])), last: COLOURS[0]}
 
 
-def whiskers(found: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
+def whiskers(found: Iterable[Row]) -> tuple[np.ndarray, np.ndarray]:
     """Estimates in percent, and how far their intervals reach down and up, shape (2, n)."""
-    middle, low, high = (100 * np.array([one[key] for one in found]) for key in ("estimate", "low", "high"))
+    middle, low, high = 100 * np.array([[one[key] for key in ("estimate", "low", "high")] for one in found]).T
     return middle, np.array([middle - low, high - middle]).clip(0)
 
 
@@ -80,26 +80,26 @@ def draw_greedy(axes: Axes, evaluation: Row) -> None:
     add_legend(axes)
 
 
-def draw_samples(axes: Axes, evaluation: Row) -> None:
-    """pass@k and maj@k of the two models that the verdict is on, with bands."""
-    models, colours = (evaluation["baseline"], evaluation["other"]), model_colours(evaluation)
-    for model, (kind, look) in itertools.product(models, (("pass", "o-"), ("maj", "s--"))):
-        measures = evaluation["sampled"][model]
-        at_k = {int(name.partition("@")[2]): one for name, one in measures.items() if name.startswith(f"{kind}@")}
-        if kind == "pass":
-            sizes = list(at_k)
-        if at_k:
-            middle, reach = whiskers(list(at_k.values()))
-            ks = np.array(list(at_k)) * (0.97 if model == models[0] else 1.03)  # beside each other: they may be alike
-            axes.plot(ks, middle, look, color=colours[model], label=f"{model}, {kind}@k")
-            axes.errorbar(ks, middle, yerr=reach, fmt="none", ecolor=colours[model], capsize=3)
-            axes.fill_between(ks, middle - reach[0], middle + reach[1], color=colours[model], alpha=0.12, linewidth=0)
+def draw_over_k(axes: Axes, found: Mapping[str, Row], look: str, colour: str, label: str) -> np.ndarray:
+    """Draws estimates by k (or pass@k) with their intervals as a band, and returns them, in percent."""
+    ks, (middle, (down, up)) = [int(name.rpartition("@")[2]) for name in found], whiskers(found.values())
+    axes.plot(ks, middle, look, color=colour, label=label)
+    axes.fill_between(ks, middle - down, middle + up, color=colour, alpha=0.15, linewidth=0)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, sizes)
+    axes.set_xticks(ks, ks)
     axes.minorticks_off()
+    return middle
+
+
+def draw_samples(axes: Axes, evaluation: Row) -> None:
+    """pass@k and maj@k of the two models that the verdict is on."""
+    models, colours = (evaluation["baseline"], evaluation["other"]), model_colours(evaluation)
+    for model, (kind, look) in itertools.product(models, (("maj", "s--"), ("pass", "o-"))):
+        at_k = {name: one for name, one in evaluation["sampled"][model].items() if name.startswith(f"{kind}@")}
+        if at_k:
+            draw_over_k(axes, at_k, look, colours[model], f"{model}, {kind}@k")
     axes.set(xlabel="k, samples allowed", ylabel="percent of problems", ylim=(0, 104), yticks=range(0, 101, 20))
     axes.set(title=f"Samples at temperature {evaluation['settings']['temperature']:g}")
-    axes.set_xlim(sizes[0] / 1.3, sizes[-1] * 1.3)
     add_legend(axes)
 
 
@@ -125,26 +125,19 @@ def draw_differences(axes: Axes, lines: Sequence[tuple[str, Row, str]], title: s
     axes.axvline(0, color="black", linewidth=1, zorder=0)
     axes.set_yticks(places, [label for label, *_ in lines], fontsize=9 if len(lines) <= 6 else SMALL)
     axes.set_ylim(places[-1] + 0.7, -0.7)  # the first on top
-    axes.set(title=title, xlabel="percentage points")
+    axes.set(title=title, xlabel="percentage points, 95 % interval")
     axes.grid(False, axis="y")
 
 
 def pass_at_k_figure(record: Row) -> Figure:
     """pass@k before and after on held-out problems, and the paired differences, with 95 % intervals."""
-    places, ks = range(len(record["pass"])), list(record["pass"])
     with styled():
         figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
-        for name, colour, marker in (("before", BASE_GREY, "s"), ("after", COLOURS[0], "o")):
-            middle, (down, up) = whiskers([found[name] for found in record["pass"].values()])
-            left.fill_between(places, middle - down, middle + up, color=colour, alpha=0.2, linewidth=0)
-            left.plot(places, middle, marker=marker, color=colour, label=name)
-        left.set_xticks(places, ks)
+        for name, look, colour in (("before", "s-", BASE_GREY), ("after", "o-", COLOURS[0])):
+            draw_over_k(left, {k: found[name] for k, found in record["pass"].items()}, look, colour, name)
         left.set(xlabel="k, samples allowed", ylabel="pass@k, percent", ylim=(0, 105))
         left.set_title(f"{record['n']} held-out problems")
         left.legend(loc="lower right")
-        middle, reach = whiskers([found["difference"] for found in record["pass"].values()])
-        right.errorbar(middle, places, xerr=reach, fmt="o", capsize=5, color=COLOURS[0])
-        right.axvline(0, color="grey", linewidth=1)
-        right.set_yticks(places, [f"pass@{k}" for k in ks])
-        right.set(title="After minus before", xlabel="percentage points, 95 % interval", ylim=(-0.6, len(ks) - 0.4))
+        lines = [(f"pass@{k}", found["difference"], COLOURS[0]) for k, found in record["pass"].items()]
+        draw_differences(right, lines, "After minus before")
     return figure

@@ -2,6 +2,7 @@
 
 import html
 import os
+import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -31,7 +32,7 @@ LINE = {  # how the line shows a metric
 class LiveView(StatefulCallback):
     """In Jupyter and Colab a line, a figure, a table of findings and samples, each updated in its place.
 
-    In a script it prints a line now and then. Where `GRPO_QUIET` is set it shows the end only. Sample completions come
+    A terminal has one line that rewrites itself, a log file a line now and then. Where `GRPO_QUIET` is set it shows the end only. Sample completions come
     every `show_every` steps, none for 0.
     """
 
@@ -45,7 +46,7 @@ class LiveView(StatefulCallback):
     def on_train_begin(self, args, state, control, **kwargs) -> None:
         self.rows = read_jsonl(self.run.folder / "log.jsonl")  # a resumed run shows all of its curve
         self.began, self.first, self.last = time.monotonic(), state.global_step, state.max_steps
-        self.notebook, self.quiet = in_notebook(), bool(os.environ.get(QUIET)) or run_by_papermill()
+        self.notebook, self.quiet = in_notebook(), bool(os.environ.get(QUIET))
         if not self.quiet:
             self._show_line("the first step is on its way")
 
@@ -82,6 +83,8 @@ class LiveView(StatefulCallback):
         if self.notebook:
             bar = f'<progress value="{done}" max="{self.last}" style="width: 16em; vertical-align: middle"></progress> '
             self._display("line", bar + html.escape(text))
+        elif sys.stdout.isatty():
+            print("\r" + text.ljust(110), end="\n" if done >= self.last else "", flush=True)
         elif not self.rows or done >= self.last or time.monotonic() - self.printed_at > EVERY:
             print(text, flush=True)
             self.printed_at = time.monotonic()
@@ -122,22 +125,9 @@ class LiveView(StatefulCallback):
 
 
 def in_notebook() -> bool:
-    try:
-        from IPython import get_ipython
-    except ImportError:
-        return False
+    from IPython import get_ipython
+
     return getattr(get_ipython(), "kernel", None) is not None
-
-
-def run_by_papermill() -> bool:
-    """Whether papermill or nbconvert started the kernel, so that nobody sees a picture change."""
-    import psutil
-
-    try:
-        command = " ".join(psutil.Process().parent().cmdline())
-    except (psutil.Error, AttributeError):
-        return False
-    return "papermill" in command or "nbconvert" in command
 
 
 def findings_html(findings: Sequence[health.Finding]) -> str:

@@ -61,6 +61,8 @@ def group_runs(records: Sequence[RunRecord]) -> list[Group]:
         labelled.setdefault(label, []).append(record)
     looks = ({"color": style.COLOURS[nth % 7], "linestyle": style.DASHES[nth % 4]} for nth in itertools.count())
     letters = string.ascii_uppercase + string.ascii_lowercase
+    if left_out := list(labelled)[len(letters) :]:
+        print(f"Left out of the figure, which has {len(letters)} letters: {', '.join(left_out)}. Compare fewer runs.")
     return [Group(*about) for about in zip(letters, labelled, labelled.values(), looks)]
 
 
@@ -124,9 +126,8 @@ def what_differs(groups: Sequence[Group]) -> list[str]:
     """What keeps the runs from being compared in all that is drawn, in sentences."""
     every = [(group.letter, record) for group in groups for record in group.records]
     shared = shared_rewards([record for _, record in every])
-    weights, deciding, unshared, changes = (
-        defaultdict(dict) for _ in range(4)
-    )  # what is true -> letters of the groups
+    # what is true -> letters of the groups
+    weights, deciding, unshared, changes = (defaultdict(dict) for _ in range(4))
     for letter, record in every:
         last = sorted(run_record.last_weights(record).items())
         weights[" + ".join(f"{name} × {weight:g}" for name, weight in last)][letter] = None

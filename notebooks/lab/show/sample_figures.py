@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lab.files import Row
+from lab.show.evaluation_figures import draw_over_k
 from lab.show.figure_style import COLOURS, styled
 
 
@@ -99,13 +100,7 @@ def draw_pass(axes: Axes, passed: Row) -> None:
     if not passed["at"]:
         axes.set_title("No completion could be judged")
         return
-    sizes, found = [int(k) for k in passed["at"]], passed["at"].values()
-    middle, low, high = (100 * np.array([at[key] for at in found]) for key in ("estimate", "low", "high"))
-    axes.fill_between(sizes, low, high, color=COLOURS[2], alpha=0.2, linewidth=0, label="95 % interval")
-    axes.plot(sizes, middle, "o-", color=COLOURS[2], linewidth=2)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, sizes)
-    axes.minorticks_off()
+    middle = draw_over_k(axes, passed["at"], "o-", COLOURS[2], "with 95 % interval")
     axes.set_title(f"pass@k: {middle[0]:.0f} % to {middle[-1]:.0f} %")
     place = "lower right" if middle[-1] > 50 else "upper right"
     axes.legend(loc=place, title=f"judged by\n{short_name(passed['decided_by'])}", title_fontsize=9)
