@@ -13,8 +13,9 @@ def rolling(values: np.ndarray, width: int, least: int) -> pd.api.typing.Rolling
 
 
 def whole_window(values: np.ndarray, width: int, statistic: str) -> np.ndarray:
-    moved = getattr(rolling(values, width, (width + 1) // 2), statistic)()
-    return moved.where(moved.index >= width - 1).to_numpy()
+    moved = getattr(rolling(values, width, (width + 1) // 2), statistic)().to_numpy(copy=True)
+    moved[: width - 1] = np.nan
+    return moved
 
 
 def mean(values: np.ndarray, width: int = WINDOW) -> np.ndarray:

@@ -54,7 +54,7 @@ class RunLog:
             return "" if name != "correctness" or np.isfinite(self.correct).any() else "correctness was never scored"
         if name == "others":
             return "there is no reward beside correctness" if self.others.empty else ""
-        known = name in self.series and self.series[name].notna().any()
+        known = name in self.series and np.isfinite(self[name]).any()
         return "" if known else f"{name} was not logged{WHY_NOT_LOGGED.get(name, '')}"
 
     @cached_property
@@ -79,7 +79,8 @@ class RunLog:
 
 def read_log(log: pd.DataFrame, correctness: Sequence[str]) -> RunLog:
     """The log as arrays, with the versions of a reward joined. The arguments are those of `health.diagnose`."""
-    raw = log.apply(pd.to_numeric, errors="coerce").astype(float).reset_index(drop=True)
+    others = log[log.columns[log.dtypes != float]].apply(pd.to_numeric, errors="coerce").astype(float)
+    raw = log.assign(**others).reset_index(drop=True)
     raw = raw[raw.reindex(columns=STEP_COLUMNS).notna().any(axis=1)].reset_index(drop=True)
     not_finite, series = ~np.isfinite(raw.filter(NEVER_NAN)), raw.replace([np.inf, -np.inf], np.nan)
     if "kl" in raw and raw["kl"].isna().all():
