@@ -96,6 +96,7 @@ def test_what_is_right_is_decided_by_the_mean_place_in_the_deciding_rewards_rang
         == "judge, correctness_reward"
     )
     assert deciding_rewards([judge, format_reward, correctness_reward], [1.0, 1.0, 0.0]) == [judge]
+    assert deciding_rewards([judge, correctness_reward], [-1.0, 1.0]) == [correctness_reward], "a punished one does not"
     with pytest.raises(ValueError, match="no range"):
         grading.grade_answers(
             table, rows, [], [adopt(lambda completions, **_: [1.0] * len(completions), name="theirs")]
