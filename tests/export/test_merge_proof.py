@@ -214,6 +214,14 @@ def test_a_wrong_alpha_fails(made, tmp_path, quick, alpha):
     assert proof["weights"]["merge_ratio"] == pytest.approx(alpha / 16, abs=0.01)
 
 
+def test_the_scale_of_rslora_is_alpha_over_the_root_of_the_rank(made, tmp_path):
+    folder = shutil.copytree(made.folder / "adapter", tmp_path / "adapter")
+    plain = weight_checks.lora_updates(folder)
+    edit(folder / "adapter_config.json", use_rslora=True)
+    name = next(iter(plain))
+    assert torch.allclose(weight_checks.lora_updates(folder)[name](), plain[name]() * 8**0.5)
+
+
 def test_one_layer_left_out_fails(made, tmp_path, quick):
     folder, name = copied(made, tmp_path), "model.layers.2.mlp.down_proj.weight"
     base = weight_checks.base_weights(made.trained)

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import rewards
-from lab.read import run_log
+from lab.read import moving_statistics, run_log
 from lab.read.health import convergence, diagnose, findings_table, problems
 from lab.read.health_rules import RULES
 from scoring.right import USUAL_DECIDERS
@@ -600,3 +600,10 @@ def test_noise_is_no_trend_and_a_short_run_says_how_long_to_wait():
 def test_the_trend_begins_anew_at_an_edit():
     log = edited(flat(steps=80).assign(reward=np.r_[np.full(60, 2.0), 1 + 0.01 * np.arange(20)]), 61)
     assert convergence(log).trend == "rising" and convergence(log).steps == 20
+
+
+def test_a_moving_mean_needs_a_whole_window_of_which_half_is_known():
+    values = np.arange(12.0)
+    assert np.isnan(moving_statistics.mean(values, 4)[:3]).all() and moving_statistics.mean(values, 4)[3] == 1.5
+    values[4:7] = np.nan
+    assert np.isnan(moving_statistics.mean(values, 4)[5:8]).tolist() == [False, True, True]

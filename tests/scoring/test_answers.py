@@ -15,6 +15,7 @@ from rewards import (
     extract_gsm8k_answer,
     extract_number,
     extract_reasoning,
+    final_text,
     math_reward,
     multiple_choice_reward,
     numeric_closeness_reward,
@@ -55,6 +56,7 @@ def test_same_answer(one, other, same):
         ("4</answer>", None),
         ("", None),
         ("<answer>4</answer> or <answer>5</answer>", None),
+        ("<answer>4</answer></answer>", None),
         ("<think><answer>4</answer>", None),
         ("<think>a</think><think><answer>4</answer></think>", None),
     ],
@@ -66,6 +68,10 @@ def test_extract_answer(text, answer):
 def test_extract_reasoning_takes_one_closed_block_of_several_lines():
     assert extract_reasoning("<think>\na\nb\n</think>") == "a\nb"
     assert extract_reasoning("<think>a") is extract_reasoning("</think>a<think>") is extract_reasoning("a") is None
+
+
+def test_the_final_text_begins_after_the_last_end_of_reasoning():
+    assert final_text("<think>a</think> still thinking </think> 12") == "12"
 
 
 def test_extract_gsm8k_answer():
