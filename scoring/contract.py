@@ -132,8 +132,9 @@ class RewardFunction:
         return self.renamed(name or name_with(callable_name(self.function), options), options=options)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = vars(self).keys() & {"function", "__wrapped__"}  # a combination has none of its own
-        return vars(self) | {name: portable(self.function, self.__name__) for name in own}
+        state = {name: value for name, value in vars(self).items() if name != "loaded"}  # modules of this process
+        own = state.keys() & {"function", "__wrapped__"}  # a combination has none of its own
+        return state | {name: portable(self.function, self.__name__) for name in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         own = state.keys() & {"function", "__wrapped__"}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lab.export import merge_proof, model_folder, predictions, serving_prompt, weight_checks
+from lab.export import merge, merge_proof, model_folder, predictions, serving_prompt, weight_checks
 from lab.files import STARTER_POLICY
 from lab.model import prompts, sampling
 from lab.model.policy import checksum
@@ -47,7 +47,7 @@ def made(tmp_path_factory):
     plain, _ = FastLanguageModel.from_pretrained(str(folder / "adapter"), max_seq_length=256, load_in_4bit=False)
     plain.save_pretrained_merged(str(folder / "original base"), tokenizer, save_method="merged_16bit")
     again, _ = FastLanguageModel.from_pretrained(str(folder / "adapter"), max_seq_length=256, load_in_4bit=True)
-    predictions.merge_into_dequantised(again, folder / "adapter", tokenizer, folder / "dequantised base")
+    merge.merge_into_dequantised(again, folder / "adapter", tokenizer, folder / "dequantised base")
     base = AutoModelForCausalLM.from_pretrained(STARTER_POLICY, dtype=trained.dtype).eval()
     for name in ("original base", "dequantised base"):
         serving_prompt.save_served_prompt(folder / name, base, tokenizer, SERVED)
@@ -207,7 +207,7 @@ def test_a_wrong_alpha_fails(made, tmp_path, quick, alpha):
     adapter, folder = shutil.copytree(made.folder / "adapter", tmp_path / "adapter"), tmp_path / "merged"
     edit(adapter / "adapter_config.json", lora_alpha=alpha)
     again, _ = FastLanguageModel.from_pretrained(str(adapter), max_seq_length=256, load_in_4bit=True)
-    predictions.merge_into_dequantised(again, adapter, made.tokenizer, folder)
+    merge.merge_into_dequantised(again, adapter, made.tokenizer, folder)
     serving_prompt.save_served_prompt(folder, made.base, made.tokenizer, SERVED)
     proof = proof_of(made, folder)
     assert "merged update / our own merge of it" in failed(proof)

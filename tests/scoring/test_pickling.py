@@ -95,6 +95,14 @@ def test_a_judge_that_has_been_asked_is_pickled_without_its_connection():
     assert again.options["judge"].host == "127.0.0.1" and again(**CALL) == [None, None]
 
 
+def test_the_rewards_that_a_training_loads_go_too(own, tmp_path, spawned):
+    """`load_choice` puts on each what it was loaded from, and the library's are those of everybody."""
+    chosen_rewards.save_choice(tmp_path, {"correctness_reward": 1.0, "own_reward": 0.5})
+    functions, _, _ = chosen_rewards.load_choice(tmp_path)
+    found = [spawned.submit(function, **CALL).result() for function in functions]
+    assert found == [function(**CALL) for function in functions] and len(found) == 2
+
+
 def test_a_reward_that_another_process_could_not_find_says_why():
     @reward
     def local_reward(completion: str) -> float:

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from lab.export import predictions
+from lab.export import merge, predictions
 from lab.export.model_folder import ExportError, StagingFolder
 from lab.export.serving_prompt import ServedPrompt, rendered_prefill
 from lab.files import Row, relative, write_text
@@ -90,7 +90,7 @@ def export_4bit(merged: Path, place: Path, replace: bool, sample: predictions.Pr
     same = {"dtype": "auto", "device_map": {"": plain.device}}
     nf4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
     small = BitsAndBytesConfig(**nf4, bnb_4bit_compute_dtype=plain.dtype)
-    with closing(StagingFolder(place, replace, needed=predictions.bytes_in_16_bits(plain) // 2)) as staging:
+    with closing(StagingFolder(place, replace, needed=merge.bytes_in_16_bits(plain) // 2)) as staging:
         folder = staging.new_folder("model")
         load(merged, quantization_config=small, **same).save_pretrained(folder)
         AutoTokenizer.from_pretrained(merged).save_pretrained(folder)
@@ -126,7 +126,7 @@ def export_gguf(
     from unsloth import FastLanguageModel
 
     model, exported = FastLanguageModel.from_pretrained(str(merged), max_seq_length=max_seq_length, load_in_4bit=False)
-    with closing(StagingFolder(place, replace, needed=4 * predictions.bytes_in_16_bits(model))) as staging:
+    with closing(StagingFolder(place, replace, needed=4 * merge.bytes_in_16_bits(model))) as staging:
         folder = staging.new_folder("gguf")
         try:
             model.save_pretrained_gguf(str(folder), exported, quantization_method=method)

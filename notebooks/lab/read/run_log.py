@@ -79,7 +79,7 @@ class RunLog:
 
 def read_log(log: pd.DataFrame, correctness: Sequence[str]) -> RunLog:
     """The log as arrays, with the versions of a reward joined. The arguments are those of `health.diagnose`."""
-    others = log[log.columns[log.dtypes != float]].apply(pd.to_numeric, errors="coerce").astype(float)
+    others = log[log.columns[log.dtypes.ne("float64")]].apply(pd.to_numeric, errors="coerce").astype(float)
     raw = log.assign(**others).reset_index(drop=True)
     raw = raw[raw.reindex(columns=STEP_COLUMNS).notna().any(axis=1)].reset_index(drop=True)
     not_finite, series = ~np.isfinite(raw.filter(NEVER_NAN)), raw.replace([np.inf, -np.inf], np.nan)
