@@ -11,7 +11,11 @@ from lab.train import trl_internals
 
 LAB = ROOT / "notebooks" / "lab"
 FILES = [path for path in (*LAB.rglob("*.py"), *(ROOT / "notebooks").glob("*.ipynb")) if path.stem != "trl_internals"]
-NAMES = [*trl_internals.METHODS, *(name for name in trl_internals.ATTRIBUTES if name.startswith("_"))]
+NAMES = [
+    *trl_internals.METHODS,
+    *trl_internals.TRL_METHODS,
+    *(name for name in trl_internals.ATTRIBUTES if name.startswith("_")),
+]
 # A private member of anything that is called a trainer, its arguments or its model; or one of those by any holder but self.
 PRIVATE = re.compile(rf"\b(?:trainer|args|model)\._[a-z]\w*|(?<!\bself)\.(?:{'|'.join(NAMES)})\b|\brl\._\w+")
 

@@ -13,22 +13,23 @@ import torch
 # Members of the trainer that this module uses: methods with their parameters, and attributes.
 METHODS = {
     "_generate": ["prompts"],
-    "_generate_and_score_completions": ["inputs"],
     "_calculate_rewards": ["inputs", "prompts", "completions", "completion_ids_list"],
     "_get_train_sampler": ["dataset"],
     "_log_completion_extra": ["column", "values"],
     "_tokenize_prompts": ["prompts"],
     "_save_checkpoint": ["model", "trial"],
 }
+TRL_METHODS = {"_generate_and_score_completions": ["inputs"]}  # for notebook 00, which has TRL's own trainer
 ATTRIBUTES = "_logs _metrics _step temperature num_generations reward_weights reward_funcs reward_func_names".split()
 
 
 def missing_members(trainer: type) -> list[str]:
-    """Those of `METHODS` and `ATTRIBUTES` that this trainer class does not have."""
-    methods = {name: getattr(trainer, name, None) for name in METHODS}
+    """Those of `METHODS`, `TRL_METHODS` and `ATTRIBUTES` that this trainer class, TRL's or Unsloth's, does not have."""
+    used = METHODS | ({} if "Unsloth" in trainer.__name__ else TRL_METHODS)
+    methods = {name: getattr(trainer, name, None) for name in used}
     parameters = {name: list(inspect.signature(method).parameters)[1:] for name, method in methods.items() if method}
     source = "".join(inspect.getsource(one) for one in trainer.__mro__ if "GRPOTrainer" in one.__name__)
-    missing = [name for name, wanted in METHODS.items() if parameters.get(name) != wanted]
+    missing = [name for name, wanted in used.items() if parameters.get(name) != wanted]
     return missing + [name for name in ATTRIBUTES if f"self.{name} =" not in source]
 
 
