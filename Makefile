@@ -24,7 +24,7 @@ run-all: $(VENV)/.ready  ## run notebooks 00 to 07 (about seventeen minutes)
 
 # One hash seed for all processes: they must agree on the names of tests that hold a set.
 test: $(VENV)/.ready  ## run the tests, in up to four processes
-	@PYTHONHASHSEED=0 OMP_NUM_THREADS=1 $(PY) -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	@PYTHONHASHSEED=0 OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.ready  ## check the code and the notebooks with ruff
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
