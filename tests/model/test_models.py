@@ -1,4 +1,4 @@
-"""The road is not one model's: a tiny random Gemma 3 through the same notebooks. It has Qwen3's norms of queries and keys."""
+"""The road is not one model's: a tiny random Qwen3 and Gemma 3 through the same notebooks."""
 
 import copy
 import json
@@ -35,6 +35,7 @@ def make(kind, tokenizer, folder):
 
     torch.manual_seed(0)
     config, model = {
+        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
         "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
     }[kind]
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
@@ -46,7 +47,7 @@ def make(kind, tokenizer, folder):
     return str(folder)
 
 
-@pytest.mark.parametrize("kind", ["gemma3"])
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3"])
 def test_two_steps_and_a_merge(kind, tokenizer, tmp_path):
     model = make(kind, tokenizer, tmp_path / kind)
     folder = tmp_path / "outputs"
