@@ -488,9 +488,12 @@ def test_a_candidate_that_cannot_be_locked_down_is_an_error_and_is_not_run(tmp_p
 def test_a_candidate_cannot_use_up_the_time_of_the_test_and_have_it_blamed(box):
     slow = "import time\nstop = time.process_time() + 0.5\nwhile time.process_time() < stop: pass\n"
     spins = "while True: pass\n" + PROMPT + RIGHT
-    found = judged(box, spins, slow + TEST, timeout=0.7)
-    # on a busy machine it is stopped by the clock, before it has had so much of a processor
-    assert found.status == "fail" and re.search("more than 0.7 s of work|still waiting", found.why), found.why
+    for _ in range(5):  # on a busy machine the clock may stop it before it has had so much of a processor
+        found = judged(box, spins, slow + TEST, timeout=0.7)
+        assert found.status == "fail", found
+        if "still waiting" not in found.why:
+            break
+    assert "more than 0.7 s of work" in found.why
     assert judged(box, RIGHT, slow + TEST, timeout=0.7).status == "pass"
     assert judged(box, RIGHT, slow + TEST, timeout=0.3).status == "error"
 

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from lab.export import merge_proof
 from lab.export.serving_prompt import ServedPrompt
 from lab.files import ROOT, Row
 from lab.measure import verdicts
+from lab.show.tables import markdown_table
 
 SETTINGS = (
     "max_steps learning_rate beta loss_type scale_rewards num_generations per_device_train_batch_size "
@@ -31,14 +30,14 @@ def render_card(about: Row, report: Row, served: ServedPrompt, proof: Row, evalu
     paid = [f"- {_code(entry['name'])} × {entry['weight']:g}" for entry in rewards["rewards"]]
     used = ", ".join(f"`{name}={settings[name]}`" for name in SETTINGS if name in settings)
     versions = [f"{name} {version}" for name in PACKAGES if (version := about.get("versions", {}).get(name))]
-    warnings = [f"- {text}" for text in merge_proof.proof_warnings(proof)]
+    proofs, warnings = merge_proof.proof_table(proof), [f"- {text}" for text in merge_proof.proof_warnings(proof)]
     sections = {
         "# A model trained with GRPO": _origin(about, report, proof["why"]),
         "## Use": _use(served),
         "## Evaluation": _evaluation(evaluation),
         "## Rewards": [*paid, f"\nSHA-256 of their source: `{rewards['source_sha256']}`"],
         "## Settings": [used, f"\nVersions: {', '.join(versions)}."],
-        "## Is it the trained model?": [*_table(merge_proof.proof_table(proof)), "", *warnings],
+        "## Is it the trained model?": [*markdown_table(proofs, proofs.to_numpy()), "", *warnings],
         "## Limits": _limits(about, evaluation or {}),
     }
     body = "\n".join("\n".join([heading, "", *lines, ""]) for heading, lines in sections.items())
@@ -105,7 +104,8 @@ def _evaluation(evaluation: Row | None) -> Iterator[str]:
         return
     overlap = (evaluation.get("overlap") or {}).get("said")
     yield " ".join(filter(None, [evaluation["said"], overlap])) + "\n"
-    yield from _table(verdicts.summary_table(dict(evaluation)).reset_index(names=""))
+    table = verdicts.summary_table(dict(evaluation)).reset_index(names="")
+    yield from markdown_table(table, table.to_numpy())
     yield "\n" + EVALUATED.format(_code(evaluation["correct_by"]))
 
 
@@ -131,9 +131,3 @@ def _code(text: Any) -> str:
 def _literal(text: str) -> str:
     """The text as inline code, with its spaces and newlines visible."""
     return _code(json.dumps(text, ensure_ascii=False))
-
-
-def _table(table: pd.DataFrame) -> Iterator[str]:
-    """The lines of a Markdown table; nothing in a cell can end the cell or the line."""
-    for row in (table.columns, ["---"] * len(table.columns), *table.to_numpy()):
-        yield "| " + " | ".join(" ".join(str(cell).split()).replace("|", "\\|") for cell in row) + " |"

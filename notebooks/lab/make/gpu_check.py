@@ -38,8 +38,9 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[3]), str(Path(__file__).res
 
 from lab.files import QUIET, ROOT, Row, read_json, relative, write_json, write_text
 from lab.make import gpu_check_parts as work
-from lab.make.gpu_check_parts import CARD, MADE_BY, UNTIL, card, markdown_table
+from lab.make.gpu_check_parts import CARD, MADE_BY, UNTIL, card
 from lab.setup import NO_INSTALL
+from lab.show.tables import markdown_table
 
 RESULTS = ROOT / "tests/benchmarks/results"
 GB_OF_DISK = 15  # for models, checkpoints and merged models on a card

@@ -17,12 +17,13 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lab.files import ROOT, STARTER_POLICY, STOP, Row, read_json, read_jsonl, write_text
+from lab.show.tables import markdown_table
 
 MADE_BY = "make gpu-check"
 CARD = "GRPO_GPU_CHECK_CARD"  # in the parts' environment: the card, as JSON
@@ -93,12 +94,6 @@ def size() -> Size:
 def main_precision() -> str:
     """The precision of the timed trainings: bf16 where the card has it."""
     return "fp32" if not card() else "bf16" if int(card()["capability"].split(".")[0]) >= 8 else "fp16"
-
-
-def markdown_table(head: Collection, rows: Iterable[Iterable]) -> list[str]:
-    cells = [head, ["---"] * len(head), *rows]
-    text = lambda cell: str(cell).replace("\n", " ").replace("|", "\\|")
-    return ["| " + " | ".join(map(text, row)) + " |" for row in cells]
 
 
 def check_environment(folder: Path) -> Row:

@@ -1,5 +1,7 @@
 """Tables for reading, the same in every notebook."""
 
+from collections.abc import Collection, Iterable
+
 import pandas as pd
 from pandas.io.formats.style import Styler
 
@@ -13,3 +15,13 @@ def readable(table: pd.DataFrame, index: bool = False) -> Styler:
     shown.format_index(escape="html", axis=1)
     shown.set_table_styles([{"selector": "th, td", "props": "text-align: left; vertical-align: top"}])
     return shown.set_properties(**{"white-space": "pre-wrap"})
+
+
+def markdown_table(head: Collection, rows: Iterable[Iterable]) -> list[str]:
+    """The lines of a Markdown table; nothing in a cell can end the cell or the line.
+
+    >>> markdown_table(["a"], [["x|y"]])
+    ['| a |', '| --- |', '| x\\\\|y |']
+    """
+    text = lambda cell: " ".join(str(cell).split()).replace("|", "\\|")
+    return ["| " + " | ".join(map(text, row)) + " |" for row in (head, ["---"] * len(head), *rows)]
