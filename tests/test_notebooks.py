@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+import sys
 
 import nbformat
 import pandas as pd
@@ -17,7 +18,7 @@ from lab.read import health_rules
 from lab.show import training_curves
 from lab.train import launch
 from tests.page.browser_payload import unpack_payload
-from tests.warm_processes import run_notebooks
+from tests.warm_processes import run_notebooks, warm_python
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SMOKE = {
@@ -106,7 +107,9 @@ def test_the_setup_cell_is_short_finds_the_repository_from_outside_and_says_when
 def road(tmp_path_factory):
     """All notebooks in order with smoke parameters; the folder that they wrote."""
     folder = tmp_path_factory.mktemp("a road with spaces")
-    run_notebooks(EVERY, folder, SMOKE)
+    run_notebooks(
+        EVERY, folder, SMOKE, cold=("00_grpo_from_scratch", "07_training_recipes")
+    )  # `make run` starts the others
     return folder
 
 
@@ -292,9 +295,10 @@ def test_all_weights_can_be_trained_instead_of_an_adapter(road, tmp_path):
     assert "all weights trained" in (folder / "merged/README.md").read_text()
 
 
-def test_two_processes_leave_the_same_files_and_metrics_as_one(road, tmp_path):
+def test_two_processes_leave_the_same_files_and_metrics_as_one(road, tmp_path, monkeypatch):
     folder = copied(road, tmp_path)
     shutil.rmtree(folder / "run")
+    monkeypatch.setattr(sys, "executable", warm_python())
     assert launch.launch_training(2, "ddp", {**SMOKE["03_train_grpo"], "OUTPUTS": str(folder)}) == 0
     record = read(folder / "run/run.json")
     assert record["status"] == "finished" and record["process"]["processes"] == 2
@@ -481,5 +485,5 @@ def test_the_evidence_names_everything_a_person_wants_to_know(road):
 )
 def test_a_notebook_without_its_input_names_the_one_that_makes_it(tmp_path, name, made_by):
     with pytest.raises(NotebookError, match=rf"{name} stopped in cell \d+ with \w+: .*run notebook {made_by} first"):
-        run.run_notebooks((name,), tmp_path)
+        run_notebooks((name,), tmp_path, cold=("02_design_rewards",))
     assert (tmp_path / "executed" / f"{name}.ipynb").exists()

@@ -17,6 +17,7 @@ from lab.files import ROOT
 from lab.make import gpu_check, gpu_check_parts
 from lab.make.gpu_check import Part, choose_parts, gpu_report, run_check, run_part
 from lab.make.gpu_check_parts import measure_run
+from tests.warm_processes import warm_python
 
 SCRIPT = ROOT / "notebooks/lab/make/gpu_check.py"
 RUN = {
@@ -43,9 +44,12 @@ def rehearsal(tmp_path_factory):
     if torch.cuda.is_available():
         pytest.skip("there is a card: `make gpu-check` itself does all of this")
     folder = tmp_path_factory.mktemp("gpu-check")
-    command = [sys.executable, str(SCRIPT), "--folder", str(folder)]
-    parts = ["--keep", "--parts", "environment", "settings", "Unsloth, fp32, killed and resumed"]
-    done = subprocess.run(command + parts, capture_output=True, text=True, timeout=500)
+    command = [str(SCRIPT), "--folder", str(folder), "--keep", "--parts"]
+    # the settings are those of a pretended card, which has to be there before the imports
+    cold = subprocess.run([sys.executable, *command, "settings"], capture_output=True, text=True, timeout=500)
+    assert cold.returncode == 0, cold.stdout + cold.stderr
+    warm = [warm_python(), *command, "environment", "Unsloth, fp32, killed and resumed"]
+    done = subprocess.run(warm, capture_output=True, text=True, timeout=500)
     return folder, json.loads((folder / "check.json").read_text()), done
 
 

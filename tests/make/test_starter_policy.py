@@ -70,7 +70,7 @@ def test_the_card_says_what_the_script_does_and_is_left_as_it_is_by_the_same_fig
 @pytest.fixture(scope="module")
 def small_sample():
     """Measured again here, on a small sample and in 4 bits, with its own seed."""
-    return starter_policy.measure(STARTER_POLICY, n_problems=64, n_drills=32, seed=7)
+    return starter_policy.measure(STARTER_POLICY, n_problems=40, n_drills=20, seed=7)
 
 
 def test_quality_floor_on_a_small_sample(small_sample):

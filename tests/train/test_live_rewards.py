@@ -17,6 +17,7 @@ import rewards
 from lab.files import ROOT, STARTER_POLICY
 from lab.train import chosen_rewards
 from lab.train.live_rewards import LiveRewards, kept_sources
+from tests.warm_processes import warm_python
 
 OWN = '''"""Rewards of my own."""
 import re
@@ -681,7 +682,7 @@ def test_two_processes_change_at_the_same_step_and_one_of_them_tells(tmp_path):
     chosen_rewards.save_choice(tmp_path, {"x_reward": 1, "y_reward": 1})
     script = tmp_path / "two.py"
     script.write_text(TWO.format(paths=[str(ROOT / "tests"), str(ROOT), str(ROOT / "notebooks")], folder=str(tmp_path)))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
+    command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
     done = subprocess.run(
         command,
         env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},

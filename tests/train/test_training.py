@@ -22,7 +22,7 @@ from lab.model import policy
 from lab.train import recorder, run_folder
 from lab.train.recorder import TrainingError
 from tests.train import training_child
-from tests.warm_processes import SERVER
+from tests.warm_processes import Child
 
 CLOCK = (
     "time/",
@@ -39,9 +39,9 @@ CLOCK = (
 def start(folder, log, **changes):
     """A training in a process of its own, whose imports are done already."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    child = SERVER.Process(target=training_child.main, args=(str(folder), str(log), changes))
-    child.start()
-    return child
+    with open(log, "a") as out:
+        files = (0, out.fileno(), out.fileno())
+        return Child(["-m", "tests.train.training_child", str(folder), json.dumps(changes)], files=files)
 
 
 def curve(run):

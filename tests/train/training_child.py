@@ -1,5 +1,6 @@
 """A small GRPO run with everything that notebook 03 attaches, for a process that may be killed at any moment."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -121,7 +122,5 @@ def train(folder, parts=lambda run: [], functions=None, held_out=4, **changes):
     return run
 
 
-def main(folder, log, changes):
-    """For a child process: the output goes to a file."""
-    sys.stdout = sys.stderr = open(log, "a", buffering=1)
-    train(folder, **changes)
+if __name__ == "__main__":
+    train(sys.argv[1], **json.loads(sys.argv[2]))

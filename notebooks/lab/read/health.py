@@ -111,7 +111,7 @@ def convergence(log: pd.DataFrame) -> Convergence:
     """The slope of the total reward (least squares) over the last TREND_STEPS steps since the last edit of a reward."""
     whole = read_log(log, ())
     run = whole.since_change("reward")
-    values = run.series.get("reward", pd.Series(np.nan, run.series.index)).to_numpy()
+    values = run.series.get("reward", np.full(len(run), np.nan))
     known = np.isfinite(values)
     steps, values = run.steps[known][-TREND_STEPS:], values[known][-TREND_STEPS:]
     note = f" {TREND_NOTE}" if len(whole) < 50 else ""

@@ -27,14 +27,14 @@ class RunLog:
     """The training steps of a log: a row a step, finite numbers, NaN where there is none."""
 
     steps: np.ndarray
-    series: pd.DataFrame
-    not_finite: pd.DataFrame  # for each of NEVER_NAN that was logged, where it was no finite number
+    series: dict[str, np.ndarray]
+    not_finite: dict[str, np.ndarray]  # for each of NEVER_NAN that was logged, where it was no finite number
     correct: np.ndarray | None  # mean over the rewards that decide what is right; None if none was logged
     others: pd.DataFrame  # the other rewards, by name without version
     changed: dict[str, int]  # the row of the last edit of a "reward", and of the last change of "temperature"
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self.series[name].to_numpy()
+        return self.series[name]
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -42,9 +42,11 @@ class RunLog:
     def since_change(self, what: str) -> RunLog:
         """The rows since the last change of "reward" or "temperature", so that levels before and after are not compared."""
         row = self.changed.get(what, 0)
-        series, bad, others = (each.iloc[row:] for each in (self.series, self.not_finite, self.others))
+        if not row:
+            return self
+        series, bad = ({name: values[row:] for name, values in each.items()} for each in (self.series, self.not_finite))
         correct = None if self.correct is None else self.correct[row:]
-        return RunLog(self.steps[row:], series, bad, correct, others, {}) if row else self
+        return RunLog(self.steps[row:], series, bad, correct, self.others.iloc[row:], {})
 
     def missing(self, name: str) -> str:
         """Why `name` cannot be judged; empty if it can."""
@@ -79,18 +81,21 @@ class RunLog:
 
 def read_log(log: pd.DataFrame, correctness: Sequence[str]) -> RunLog:
     """The log as arrays, with the versions of a reward joined. The arguments are those of `health.diagnose`."""
-    others = log[log.columns[log.dtypes.ne("float64")]].apply(pd.to_numeric, errors="coerce").astype(float)
-    raw = log.assign(**others).reset_index(drop=True)
-    raw = raw[raw.reindex(columns=STEP_COLUMNS).notna().any(axis=1)].reset_index(drop=True)
-    not_finite, series = ~np.isfinite(raw.filter(NEVER_NAN)), raw.replace([np.inf, -np.inf], np.nan)
-    if "kl" in raw and raw["kl"].isna().all():
-        not_finite = not_finite.drop(columns="kl")  # a column of nothing: no KL was asked for
+    texts = log[log.columns[log.dtypes.ne("float64")]].apply(pd.to_numeric, errors="coerce")
+    raw = log.assign(**texts)
+    values = raw.to_numpy(float)
+    values = values[~np.isnan(values[:, raw.columns.isin(STEP_COLUMNS)]).all(axis=1)]
+    not_finite = {name: ~np.isfinite(values[:, raw.columns.get_loc(name)]) for name in NEVER_NAN if name in raw}
+    if "kl" in raw and np.isnan(values[:, raw.columns.get_loc("kl")]).all():
+        not_finite.pop("kl")  # a column of nothing: no KL was asked for
+    series = pd.DataFrame(np.where(np.isfinite(values), values, np.nan), columns=raw.columns)
     rewards, edited = join_versions(series)
     deciding = matching_rewards(rewards, correctness)
     correct = rewards[deciding].mean(axis=1).to_numpy() if deciding else None
-    steps = series["step"].to_numpy() if "step" in series else np.arange(1.0, len(raw) + 1)
+    steps = series["step"].to_numpy() if "step" in series else np.arange(1.0, len(series) + 1)
     changed = {"reward": edited, "temperature": last_change(series.get("temperature"))}
-    return RunLog(steps, series, not_finite, correct, rewards.drop(columns=deciding), changed)
+    columns = dict(zip(series.columns, series.to_numpy().T))
+    return RunLog(steps, columns, not_finite, correct, rewards.drop(columns=deciding), changed)
 
 
 def last_change(values: pd.Series | None) -> int:
