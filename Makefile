@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 export PYTHONPATH := $(CURDIR):$(CURDIR)/notebooks$(if $(PYTHONPATH),:$(PYTHONPATH))
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help run run-all train test lint lab gallery bench bench-training bench-browser gpu-check recipes sample-run data starter-policy clean
+.PHONY: help run run-all train test lint lab publish gallery bench bench-training bench-browser gpu-check recipes sample-run data starter-policy clean
 .DEFAULT_GOAL := help
 
 help:  ## say what there is
@@ -33,8 +33,12 @@ train: $(VENV)/.ready  ## run notebook 03 as a script in NPROC processes (CONFIG
 	@test -e outputs/rewards.json || $(PY) -m lab.make.run --upto 02_design_rewards
 	@$(PY) -m lab.train.launch --nproc $(or $(NPROC),1) --config $(or $(CONFIG),ddp) $(if $(SET),--set $(SET))
 
-lab: $(VENV)/.ready  ## open the notebooks in JupyterLab
-	@$(VENV)/bin/jupyter lab notebooks
+lab: $(VENV)/.ready  ## open the notebooks in JupyterLab, with the whole folder beside them (ARGS=--no-browser)
+	@$(VENV)/bin/jupyter lab --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks \
+		$(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
+
+publish: $(VENV)/.ready  ## write a GitHub address (REPO=owner/name) into the notebooks, so that each opens alone, and badges for Colab and Kaggle
+	@$(PY) -m lab.make.publish "$(REPO)"
 
 gallery: $(VENV)/.ready  ## write notebooks/gallery/ from the notebooks that `make run` executed
 	@$(PY) -m lab.make.gallery

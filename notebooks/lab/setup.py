@@ -33,8 +33,16 @@ ROOT = Path(__file__).resolve().parents[2]
 # --no-deps: their metadata asks for an unpublished certifi, and for torchvision, xformers and triton, which a CPU does not need.
 UNSLOTH = ["unsloth==2026.10.9", "unsloth_zoo==2026.10.9"]
 TORCH_ACCEPTED = ((2, 4), (2, 15))  # Unsloth takes 2.4 to below 2.15: one that is there is kept
+TORCHAO = (
+    "torchao==0.17.0"  # not needed, but peft raises at the adapter where one before 0.16 is installed, as in Colab
+)
+# What a running kernel is made of: it is never replaced.
+KERNEL = "ipykernel ipython jupyter_client jupyter_core pyzmq tornado traitlets comm debugpy prompt_toolkit".split()
+COLAB, KAGGLE = "COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"  # environment variables of machines that are lent
 GIB = 2**30
+SHOW_EVERY = 15  # seconds between two lines about an installation, where no line can be rewritten
 NO_INSTALL = "GRPO_NO_INSTALL"  # set in the environment where packages came another way: what is there is used as it is
+agreed = set()  # replacements that this kernel's user was told of
 
 
 class SetupError(SystemExit):
@@ -60,10 +68,14 @@ def version_of(name):
         return importlib.metadata.version(name)
 
 
+def numbers(version):
+    """'2.9.1+cu128' as (2, 9, 1), to compare; () for a package that is not there."""
+    return tuple(map(int, re.findall(r"\d+", (version or "").split("+")[0])))
+
+
 def torch_is_accepted(version):
     """Whether Unsloth accepts an installed torch, such as '2.9.1+cu128'."""
-    numbers = re.match(r"(\d+)\.(\d+)", version or "")
-    return bool(numbers) and TORCH_ACCEPTED[0] <= tuple(map(int, numbers.groups())) < TORCH_ACCEPTED[1]
+    return TORCH_ACCEPTED[0] <= numbers(version)[:2] < TORCH_ACCEPTED[1]
 
 
 def missing(strict):
@@ -82,6 +94,8 @@ def missing(strict):
         if not right:
             wanted.append(f"{name}=={version}")
     beside = [pin for pin in UNSLOTH if version_of(pin.split("==")[0]) != pin.split("==")[1]]
+    if () < numbers(version_of("torchao")) < (0, 16):
+        beside.append(TORCHAO)
     return wanted, beside
 
 
@@ -99,6 +113,8 @@ def gib_needed():
 
 def explain(output):
     """One sentence for a failed pip run."""
+    if "No module named pip" in output:
+        return "This Python has no pip: run `make lab`, which sets up an environment with it."
     if "externally-managed-environment" in output:
         return "This Python is the operating system's: run `make run`, or start Jupyter from a virtual environment."
     if "No space left on device" in output:
@@ -115,22 +131,33 @@ def explain(output):
 
 
 def pip(python, arguments, log):
-    """Runs pip quietly into a log; on failure shows the log's end and one sentence."""
+    """Runs pip into a log and shows how far it is; on failure shows the log's end and one sentence."""
     command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *arguments]
+    # a terminal and a notebook rewrite one line; elsewhere, such as in CI, there is a new line now and then
+    live = sys.stdout.isatty() or "ipykernel" in sys.modules
+    start, shown, end = time.monotonic(), 0, ("\r", "") if live else ("", "\n")
     with open(str(log), "a", encoding="utf-8") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=sink)
-        start, dots = time.monotonic(), sys.stdout.isatty()
         while process.poll() is None:
             time.sleep(0.5)
-            if dots:
-                print(f"\r  installing… {time.monotonic() - start:.0f} s", end="", flush=True)
-        if dots:
-            print("\r" + " " * 40 + "\r", end="", flush=True)
+            seconds = time.monotonic() - start
+            if seconds - shown >= (1 if live else SHOW_EVERY):
+                shown = seconds
+                print(f"{end[0]}  {seconds:.0f} s  {pip_step(log):<70.70}", end=end[1], flush=True)
+        if shown and live:
+            print("\r" + " " * 90 + "\r", end="", flush=True)
     if process.returncode:
         output = Path(str(log)).read_text(encoding="utf-8", errors="replace")
         lines = [line for line in output.splitlines() if not line.startswith("WARNING: Location")]
         print("\n".join(lines[-15:]), file=sys.stderr)
         raise SetupError(f"{explain(output)} (the whole log: {log})")
+
+
+def pip_step(log):
+    """What pip does now: its last line of that kind, such as 'Downloading torch-2.13.0….whl (526 MB)'."""
+    output = Path(str(log)).read_text(encoding="utf-8", errors="replace")
+    steps = re.findall(r"^ *((?:Collecting|Downloading|Building|Installing|Preparing) [^\n]*)", output, re.M)
+    return steps[-1] if steps else "starting"
 
 
 def install(python, wanted, beside, log, constraints=()):
@@ -163,40 +190,74 @@ def make_venv(folder):
     print(f"Environment ready in {folder} ({time.monotonic() - started:.0f} s).")
 
 
-def loaded_pins():
-    """Constraints that keep what this kernel has already imported, so that nothing needs a restart."""
+def constraints():
+    """For pip: the running kernel and an accepted torch stay, and nothing becomes newer than what was tested."""
+    limits = {name: f"<={pin}" for name, pin, _ in requirements() if numbers(version_of(name)) <= numbers(pin)}
+    kept = [name for name in KERNEL if version_of(name)] + ["torch"] * torch_is_accepted(version_of("torch"))
+    return [name + limit for name, limit in (limits | {name: f"=={version_of(name)}" for name in kept}).items()]
+
+
+def loaded_versions():
+    """The installed version of every package that this kernel has imported."""
     names = importlib.metadata.packages_distributions()
     imported = {dist for module in list(sys.modules) if "." not in module for dist in names.get(module, ())}
-    wanted = {name for name, _, heading in requirements() if heading == "exact"}
-    pins = [f"{name}=={version_of(name)}" for name in sorted(imported - wanted) if version_of(name)]
-    if torch_is_accepted(version_of("torch")):
-        pins.append(f"torch=={version_of('torch')}")
-    return pins
+    return {name: version_of(name) for name in imported}
+
+
+def say_what_is_replaced(pins):
+    """In a person's own Jupyter nothing is replaced unasked: the first run of the cell says what, the second does it."""
+    old = [f"{name} {version_of(name)} → {pin}" for name, pin in (p.split("==") for p in pins) if version_of(name)]
+    if old and not agreed.issuperset(old) and not (os.environ.get(COLAB) or os.environ.get(KAGGLE)):
+        agreed.update(old)
+        way = "Run this cell again to replace them, or use `make lab`, which has an environment of its own"
+        raise SetupError(f"The notebooks need other versions than this Python has: {', '.join(old)}. {way}.")
+
+
+def use_one_card():
+    """Several CUDA cards in one process: transformers would split each batch among them (DataParallel), which TRL and
+    Unsloth do not support. So all but the first are hidden, before torch looks. A launcher gives each process its own."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if "WORLD_SIZE" in os.environ or (visible is None and not shutil.which("nvidia-smi")):
+        return
+    if visible is None:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
+        visible = ",".join(str(card) for card in range(len(re.findall(r"^GPU ", listed, re.M))))
+    first, *others = visible.split(",")
+    if others:
+        os.environ["CUDA_VISIBLE_DEVICES"] = first
+        print(f"This notebook uses one of {len(others) + 1} cards. `make train NPROC={len(others) + 1}` trains on all.")
 
 
 def ensure_environment():
     """For a notebook's first cell: installs what this kernel's Python lacks, and keeps what it has.
 
-    A complete environment costs milliseconds. Raises SetupError with one sentence where it cannot.
+    A complete environment costs milliseconds. Raises SetupError with one sentence where it cannot, and where the kernel
+    must be restarted.
     """
     # bitsandbytes warns at every import that an optional kernel could be had from the Hub
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    use_one_card()
+    if os.environ.get(COLAB) and not os.environ.get(KAGGLE) and not str(ROOT).startswith("/content/drive"):
+        print(
+            "Colab deletes outputs/ with the session, and the next notebook runs on another machine. To keep outputs/,"
+        )
+        print(f"mount Drive, run `!mv {ROOT} /content/drive/MyDrive/` in a cell, and restart the session.")
     wanted, beside = missing(strict=False)
     if not wanted and not beside:
         return
     if os.environ.get(NO_INSTALL):
         print(f"{NO_INSTALL} is set: nothing is installed, though these are wanted: {', '.join(wanted + beside)}")
         return
-    names = [pin.split("==")[0] for pin in wanted + beside]
-    changed = ", ".join(name for name in names if name in sys.modules)
-    if changed:
-        there = f"This kernel has already imported another version of {changed}"
-        raise SetupError(f"{there}: restart it and run this cell first.")
+    say_what_is_replaced(wanted + beside)
     check_disk(Path(sys.prefix), gib_needed())
-    log = Path(tempfile.gettempdir()) / "grpo-notebooks-install.log"
+    log, before = Path(tempfile.gettempdir()) / "grpo-notebooks-install.log", loaded_versions()
     log.write_text("", encoding="utf-8")
-    install(sys.executable, wanted, beside, log, loaded_pins())
+    install(sys.executable, wanted, beside, log, constraints())
     importlib.invalidate_caches()
+    changed = [name for name, version in before.items() if version_of(name) != version]
+    if changed:
+        how = "restart the kernel (in Colab: Runtime > Restart session), then run this cell again"
+        raise SetupError(f"Installed. This kernel still has the old version of {', '.join(sorted(changed))}: {how}.")
 
 
 def main():
