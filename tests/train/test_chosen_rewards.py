@@ -27,9 +27,9 @@ def test_a_tweaked_reward_reaches_training_without_copying(tmp_path):
 
 
 def test_choosing_what_does_not_exist_or_nothing_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="'nice_reward'; the rewards are: format_reward"):
+    with pytest.raises(ValueError, match="'nice_reward', but there is no such reward.*\nThe rewards are: debug_reward"):
         chosen_rewards.save_choice(tmp_path, {"nice_reward": 1})
-    with pytest.raises(ValueError, match="Every weight is 0"):
+    with pytest.raises(ValueError, match="Every weight in WEIGHTS is 0"):
         chosen_rewards.save_choice(tmp_path, {"format_reward": 0})
     with pytest.raises(FileNotFoundError, match="02_design_rewards"):
         chosen_rewards.load_choice(tmp_path)
@@ -37,7 +37,7 @@ def test_choosing_what_does_not_exist_or_nothing_is_refused(tmp_path):
 
 def own(tmp_path, text):
     (tmp_path / "my_rewards.py").write_text(text)
-    return chosen_rewards.known_rewards(tmp_path)
+    return chosen_rewards.load_current(tmp_path).known
 
 
 def test_variants_combinations_and_functions_in_trls_signature_can_be_chosen(tmp_path):
@@ -51,7 +51,7 @@ def test_variants_combinations_and_functions_in_trls_signature_can_be_chosen(tmp
     assert {
         "theirs",
         "length_reward[shortest=1,longest=9]",
-        "length_reward[shortest=1,longest=9]_if_correctness_reward",
+        "short_if_right",
     } <= known.keys()
     assert "helper" not in known and known["theirs"].columns == ("answer",)
 
