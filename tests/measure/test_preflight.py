@@ -491,12 +491,11 @@ def test_a_preflight_of_other_rewards_weights_or_data_or_none_at_all_is_told(tmp
     assert noted(tmp_path, {**record, **older}, source="t", data="e") == []
 
 
-@pytest.mark.parametrize(
-    "audit, failed", [(False, 1), ({"passed": False}, 1), (True, 0), ({"passed": True}, 0), (None, 0)]
-)
-def test_a_failed_audit_is_repeated_before_training(tmp_path, audit, failed):
+def test_a_failed_audit_and_one_that_was_not_run_are_repeated_before_training(tmp_path):
     record = run(correct([MIXED] * 12))
-    assert len(noted(tmp_path, record, audit=audit)) == len(noted(tmp_path, {**record, "audit": audit})) == failed
+    for status, notes in (("failed", ["notebook 02 says of these rewards: So."]), ("passed", [])):
+        assert noted(tmp_path, record, audit={"status": status, "said": "So."}) == notes
+    assert len(noted(tmp_path, record, audit={"status": "not run", "said": "So."})) == 1
 
 
 def test_a_preflight_knows_its_rewards_and_data(tmp_path):

@@ -677,7 +677,7 @@ def test_an_edit_that_fails_on_the_last_recorded_completions_is_refused_at_a_sec
     run = resumed(tmp_path, state)
     run.trainer.train_dataset = rows
     assert run.trainer.step()["x_reward_v2"] == 0.75 and run.names == versioned("x_reward")
-    assert "x_reward raised ZeroDivisionError" in run.errors[0]
+    assert "ZeroDivisionError" in run.errors[0]
     assert run.said[0].endswith(f"Correct {tmp_path}/my_rewards.py (the reward cell of notebook 02 writes it).")
 
 
@@ -714,17 +714,22 @@ def test_recorded_completions_get_the_prompts_and_whole_columns_of_their_rows_an
 def test_rewards_that_fail_let_an_unfinished_run_go_on_with_its_own_and_a_new_one_not_begin(tmp_path, text, reason):
     _, rows = recorded(tmp_path)
     (tmp_path / "my_rewards.py").write_text(text)
-    said, advice = [], f"Correct {tmp_path}/my_rewards.py (the reward cell of notebook 02 writes it)."
-    functions, _, record = load_checked(tmp_path, tmp_path / "run", rows, say=said.append)
-    assert functions[0].score("1234567") == 1 and reason in record["refused"] and advice in record["refused"]
+    said, run, advice = [], tmp_path / "run", "/my_rewards.py (the reward cell of notebook 02 writes it)."
+    functions, _, record = load_checked(tmp_path, run, rows, say=said.append)
+    assert functions[0].score("1234567") == 1 and reason in record["refused"] and record["refused"].endswith(advice)
     assert said == [f"note: {record['refused']} An unfinished run goes on with the rewards that it had."]
-    for changes in ({"resume": False}, {"run": tmp_path / "nowhere"} if "def" == text[:3] else {"resume": ""}):
+
+    def new_run(resume=True):
         with pytest.raises(ValueError, match=reason) as raised:
-            load_checked(**{"folder": tmp_path, "run": tmp_path / "run", "rows": rows, "say": said.append, **changes})
-        assert str(raised.value).endswith(advice)
-    write_json(tmp_path / "run/run.json", {"status": "finished"})
-    with pytest.raises(ValueError, match=reason):
-        load_checked(tmp_path, tmp_path / "run", rows)
+            load_checked(tmp_path, run, rows, resume)
+        return str(raised.value)
+
+    assert new_run(resume=False) == record["refused"]
+    write_json(run / "run.json", {"status": "finished"})
+    assert new_run() == record["refused"]
+    shutil.rmtree(run)
+    if reason == "SyntaxError":  # what only fails on completions is not known without a record
+        assert new_run().endswith(advice)
 
 
 def test_rewards_as_the_run_kept_them_and_good_edits_start_without_a_word(tmp_path, monkeypatch, capsys):

@@ -327,9 +327,8 @@ def preflight_notes(folder: Path, chosen: Row, data: str) -> Iterator[str]:
     """
     place = folder / "preflight.json"
     record = read_json(place, chosen_rewards.MADE_BY) if place.exists() else {}
-    audit = chosen.get("audit", record.get("audit"))
-    if audit is False or (isinstance(audit, dict) and not audit.get("passed", True)):
-        yield "the audit of notebook 02 failed: a wrong or cheating completion is paid like a right one. See its table."
+    if (audit := chosen.get("audit") or {}).get("status", "passed") != "passed":
+        yield f"notebook 02 says of these rewards: {audit['said']}"
     if not record:
         yield "notebook 02 made no preflight: nobody knows yet whether the base policy can learn from these rewards."
         return

@@ -75,28 +75,35 @@ def describe_refusal(errors: dict[str, str], folder: Path, before: dict[str, str
     chosen = named or edited if before else [OWN_FILE]
     files = " or ".join(relative(paths[file]) for file in chosen)
     cell = " (the reward cell of notebook 02 writes it)" * (OWN_FILE in chosen)
-    return f"{'; '.join(reasons)}. Correct {files}{cell}."
+    return f"{'; '.join(reasons).rstrip('.')}. Correct {files}{cell}."
+
+
+def rows_of(prompts: Iterable[str], rows: Iterable[Row]) -> dict[str, Row]:
+    """The row of each recorded prompt that one is found for: of the questions in its text, the one that ends last."""
+    found: dict[str, tuple[tuple[int, int], Row]] = {}
+    prompts = set(prompts)
+    for row in rows:
+        question = question_text(row["prompt"]).strip()
+        for text in prompts:
+            if (at := text.rfind(question)) >= 0:
+                place = (at + len(question), len(question))
+                found[text] = max(found.get(text, ((0, 0), row)), (place, row), key=lambda one: one[0])
+    return {text: row for text, (_, row) in found.items()}
 
 
 def recorded_batch(run: Path, rows: Iterable[Row]) -> tuple[Row, pd.DataFrame] | None:
     """The last completions of a run's record as arguments of `call_as_trl`, and their table; None where there are none.
 
-    The record has prompts as texts and columns cut short, so both come from `rows`: of the questions that a text has,
-    the one that ends last. Of the token ids only the number is known.
+    The record has prompts as texts and columns cut short, so both come from `rows`. Of the token ids only the number is
+    known.
     """
     files = max(run.glob("completions/completions_*.parquet"), key=run_folder.step_of, default=None)
     if files is None:
         return None
-    table, found = pd.read_parquet(files), {}
-    texts = table["prompt"].unique()
-    for row in rows:
-        question = question_text(row["prompt"]).strip()
-        for text in texts:
-            if (at := text.rfind(question)) >= 0:
-                place = (at + len(question), len(question))
-                found[text] = max(found.get(text, ((0, 0), row)), (place, row), key=lambda one: one[0])
+    table = pd.read_parquet(files)
+    found = rows_of(table["prompt"], rows)
     table = table[table["prompt"].isin(found)]
-    asked = [found[text][1] for text in table["prompt"]]
+    asked = [found[text] for text in table["prompt"]]
     columns = {name: [row[name] for row in asked] for name in (asked[0] if asked else ()) if name != "prompt"}
     batch = {"prompts": [row["prompt"] for row in asked], "completions": table["completion"].tolist()}
     batch |= {"completion_ids": [list(range(n)) for n in table["tokens"]], "columns": columns}
