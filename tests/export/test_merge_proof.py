@@ -455,3 +455,25 @@ def test_prefill_stop_and_system_prompt_are_in_the_folder(made, tmp_path):
     proof = proof_of(made, folder, chats=chats, replies=replies, served=served)
     assert not failed(proof), failed(proof)
     assert proof["fresh_process"]["first_answer"].startswith("<think>\n")
+
+
+@pytest.mark.parametrize("all_weights", [False, True])
+def test_a_model_that_training_did_not_move_is_named_as_such_and_not_as_a_dropped_adapter(tmp_path, all_weights):
+    name, base = "base_model.model.w.lora_{}.weight", {"w.weight": torch.randn(8, 8)}
+    tensors = {name.format("A"): torch.randn(2, 8), name.format("B"): torch.zeros(8, 2)}
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    edit_config = {"r": 2, "lora_alpha": 4}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(edit_config))
+    start = {"learns": {key: list(checksum(tensor)) for key, tensor in tensors.items()}}
+    updates = {"w.weight": lambda: torch.zeros(8, 8)} if all_weights else weight_checks.lora_updates(tmp_path)
+    adapter = None if all_weights else weight_checks.check_adapter(tmp_path, start)
+    proof = {"adapter": adapter, "weights": weight_checks.compare_weights(base, base, updates)}
+    with pytest.raises(model_folder.ExportError) as raised:
+        merge_proof.refuse_unproved(proof, "Nothing was learned: all rewards were equal.")
+    assert str(raised.value).startswith(
+        "There is nothing to merge: the training moved no weight of the model.\nNothing was"
+    )
+    with pytest.raises(model_folder.ExportError, match="No gradient reached it: look at grad_norm"):
+        merge_proof.refuse_unproved(proof)
+    dropped = weight_checks.compare_weights(base, base, {"w.weight": lambda: torch.ones(8, 8)})
+    assert not merge_proof.nothing_moved({"adapter": None, "weights": dropped}), "this one was trained, and not merged"

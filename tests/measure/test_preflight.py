@@ -7,13 +7,21 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from lab.files import STARTER_POLICY, WORD_PROBLEMS
+from lab.files import STARTER_POLICY, WORD_PROBLEMS, write_json
 from lab.measure.estimates import share_interval
-from lab.measure.preflight import count_aha_words, facts_table, preflight, signal_table, verdict_text
+from lab.measure.preflight import (
+    count_aha_words,
+    facts_table,
+    made_for,
+    preflight,
+    preflight_notes,
+    signal_table,
+    verdict_text,
+)
 from lab.model.prompts import build_prompt
 from lab.model.sampling import Sampled, sample
 from lab.show import figure_style, sample_figures
-from rewards import SYSTEM_PROMPT, correctness_reward, format_reward, reward, soft_format_reward
+from rewards import FORMAT, SYSTEM_PROMPT, correctness_reward, format_reward, reward, soft_format_reward
 
 MIXED = [1, 0, 1, 0, 0, 0, 1, 0]  # what a group of eight looks like that GRPO can use
 
@@ -449,3 +457,58 @@ def test_the_starter_policy_is_a_go_and_a_random_copy_of_it_a_no_go(tokenizer, p
     at = trained["pass"]["at"]
     assert at["8"]["estimate"] > 2 * at["1"]["estimate"] > 0 and trained["total"]["groups_without_spread"] <= 0.25
     assert untrained["verdict"] == "no-go" and untrained["pass"]["right"] == 0, verdict_text(untrained)
+
+
+# --------------------------------------------------------------------------- before training
+
+
+def noted(folder, record, weights=None, source="s", data="d", **chosen):
+    if record is not None:
+        write_json(folder / "preflight.json", {"source_sha256": "s", "data": "d", **record})
+    entries = [{"name": name, "weight": weight} for name, weight in (weights or {"correct": 1.0}).items()]
+    return list(preflight_notes(folder, {"rewards": entries, "source_sha256": source, **chosen}, data))
+
+
+def test_a_no_go_is_repeated_before_training_with_its_reasons_and_advice(tmp_path):
+    (note,) = noted(tmp_path, run(correct([[0] * 8] * 12)))
+    assert note.startswith("the preflight of notebook 02 says no-go: none of 12 × 8 completions is right")
+    assert "What to change:\n  - First see that correct gives a perfect completion" in note
+    assert noted(tmp_path, run(correct([MIXED] * 11 + [[0] * 8]))) == []
+
+
+def test_a_preflight_of_other_rewards_weights_or_data_or_none_at_all_is_told(tmp_path):
+    record = run(correct([MIXED] * 12))
+    (note,) = noted(tmp_path, None)
+    assert note.startswith("notebook 02 made no preflight")
+    for changes, what in (
+        ({"weights": {"correct": 2.0}}, "weights"),
+        ({"weights": {"correct": 1.0, "style": 0.5}, "data": "e"}, "weights and data"),
+        ({"source": "t"}, "rewards"),
+    ):
+        (note,) = noted(tmp_path, record, **changes)
+        assert note == f"the preflight was made for other {what}, and said go to those. Run notebook 02 again."
+    older = {"source_sha256": None, "data": None}  # of a notebook that did not write them yet
+    assert noted(tmp_path, {**record, **older}, source="t", data="e") == []
+
+
+def test_a_failed_audit_and_one_that_was_not_run_are_repeated_before_training(tmp_path):
+    record = run(correct([MIXED] * 12))
+    for status, notes in (("failed", ["notebook 02 says of these rewards: So."]), ("passed", [])):
+        assert noted(tmp_path, record, audit={"status": status, "said": "So."}) == notes
+    assert len(noted(tmp_path, record, audit={"status": "not run", "said": "So."})) == 1
+
+
+def test_a_preflight_knows_its_rewards_and_data(tmp_path):
+    from datasets import Dataset
+
+    for name in ("one", "two"):
+        Dataset.from_dict({"answer": [name]}).save_to_disk(tmp_path / name / "dataset/train")
+        write_json(tmp_path / name / "dataset/report.json", {"format": repr(FORMAT)})
+    one, two = (made_for(tmp_path / name) for name in ("one", "two"))
+    assert (
+        one["data"] != two["data"]
+        and one["source_sha256"] == two["source_sha256"]
+        and one == made_for(tmp_path / "one")
+    )
+    (tmp_path / "one/my_rewards.py").write_text("LIMIT = 5")
+    assert made_for(tmp_path / "one")["source_sha256"] != one["source_sha256"]

@@ -9,7 +9,7 @@ import pytest
 
 import rewards
 from lab.read import moving_statistics, run_log
-from lab.read.health import convergence, diagnose, findings_table, problems
+from lab.read.health import convergence, diagnose, findings_table, nothing_learned, problems
 from lab.read.health_rules import RULES
 from scoring.right import USUAL_DECIDERS
 
@@ -607,3 +607,26 @@ def test_a_moving_mean_needs_a_whole_window_of_which_half_is_known():
     assert np.isnan(moving_statistics.mean(values, 4)[:3]).all() and moving_statistics.mean(values, 4)[3] == 1.5
     values[4:7] = np.nan
     assert np.isnan(moving_statistics.mean(values, 4)[5:8]).tolist() == [False, True, True]
+
+
+def test_too_few_steps_for_a_trend_are_counted_from_the_edit_where_there_was_one():
+    assert convergence(flat(steps=5)).sentence.startswith("5 steps are too few for a trend.")
+    said = convergence(edited(flat(steps=12), 8)).sentence
+    assert said.startswith("5 steps since the edit at step 8 are too few for a trend.")
+    assert convergence(edited(flat(steps=8), 8)).sentence.startswith("1 step since the edit at step 8 is too few")
+
+
+@pytest.mark.parametrize("steps", [5, 40])
+def test_a_run_in_which_no_group_ever_had_spread_is_said_to_have_learned_nothing(steps):
+    log = flat(steps=steps).assign(frac_reward_zero_std=1.0)
+    count = f"the same total reward ({steps} steps). Change the rewards or the data"
+    assert nothing_learned(log) == convergence(log).sentence and count in nothing_learned(log)
+    assert nothing_learned(log.assign(frac_reward_zero_std=[0.9] + [1.0] * (steps - 1))) == ""
+    by_batch = log.drop(columns="frac_reward_zero_std")  # of scale_rewards = batch: TRL counts steps there, not groups
+    assert (
+        nothing_learned(by_batch)
+        == nothing_learned(by_batch.drop(columns="reward_std"))
+        == nothing_learned(log[:0])
+        == ""
+    )
+    assert nothing_learned(by_batch.assign(reward_std=0.0)) == nothing_learned(log)

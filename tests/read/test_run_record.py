@@ -488,3 +488,26 @@ def test_a_share_of_groups_that_was_not_counted_by_group_is_left_out():
     assert (
         "frac_reward_zero_std" in run_record.record_from_rows(rows, about={"requested": {"scale_rewards": "group"}}).log
     )
+
+
+# --------------------------------------------------------------------------- which run, and which rewards
+
+
+def test_a_run_is_found_by_its_path_or_by_its_name_in_outputs_and_an_unknown_name_gets_those_there_are(tmp_path):
+    for name in ("run", "run-20261122-180000"):
+        write_json(tmp_path / name / "run.json", {})
+    (tmp_path / "figures").mkdir()
+    assert run_record.find_run("run-20261122-180000", tmp_path) == tmp_path / "run-20261122-180000"
+    assert run_record.find_run(str(tmp_path / "run"), tmp_path / "nowhere") == tmp_path / "run"
+    assert run_record.find_run("data/sample-run", tmp_path) == SAMPLE_RUN
+    there = f"There are: {tmp_path}/run, {tmp_path}/run-20261122-180000, data/sample-run."
+    with pytest.raises(MissingInputError) as raised:
+        run_record.find_run("run-1", tmp_path)
+    assert str(raised.value) == f"There is no run 'run-1'. {there}"
+
+
+def test_the_rewards_that_a_run_ended_with_are_those_of_its_last_edit_and_not_of_one_that_was_refused():
+    edits = [{"step": 2, "kind": "reward_changed", "source_sha256": "b"}, {"step": 3, "kind": "reward_refused"}]
+    began = run_record.record_from_rows([row(1)], [], about(source="a"))
+    assert run_record.last_source(began) == "a"
+    assert run_record.last_source(dataclasses.replace(began, events=edits)) == "b"

@@ -459,3 +459,13 @@ def test_a_full_disk_leaves_the_old_figure_and_no_half_one(tmp_path, monkeypatch
     with pytest.raises(OSError, match="No space left"):
         figure_style.save(training_curves.one_panel("kl", record()), path)
     assert path.read_bytes() == before and sorted(p.name for p in tmp_path.iterdir()) == ["a.png", "a.svg"]
+
+
+def test_the_table_of_halfway_points_says_why_a_reward_has_none():
+    table = training_curves.halfway_steps(record(40, evaluate=0))
+    assert table["halfway at step"].str.isdigit().all()
+    short = training_curves.halfway_steps(record(12, evaluate=0))
+    assert set(short["halfway at step"]) == {"scored in 12 steps, 15 are needed"}
+    falling = {"rewards/format_reward/mean": lambda step: 1 - step / 100}
+    table = training_curves.halfway_steps(record(40, evaluate=0, **falling))
+    assert table.loc["format_reward", "halfway at step"] == "it did not rise"

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -10,13 +11,14 @@ from collections import defaultdict, deque
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 
 import rewards
-from lab.files import ROOT, STARTER_POLICY
+from lab.files import ROOT, STARTER_POLICY, write_json, write_parquet
 from lab.train import chosen_rewards
-from lab.train.live_rewards import LiveRewards, kept_sources
+from lab.train.live_rewards import LiveRewards, kept_sources, load_checked, recorded_batch
 from tests.warm_processes import warm_python
 
 OWN = '''"""Rewards of my own."""
@@ -647,6 +649,99 @@ def test_a_checkpoint_of_other_rewards_or_without_its_texts_is_refused(tmp_path)
     chosen_rewards.save_choice(tmp_path, dict.fromkeys(ALL, 1.0))
     with pytest.raises(ValueError, match="v2 has not all of rewards.py, my_rewards.py"):
         Run(tmp_path, begin=False).live.restore(state)
+
+
+DIVIDES = OWN.replace(X, "    return 1 / len(completion[3:])")
+
+
+class Rows(list):
+    column_names = ["prompt", "answer"]
+
+
+def recorded(folder, status="stopped"):
+    """A run at x_reward_v2 that left a record of its last completions; its state, and the rows of its data set."""
+    state = two_versions(folder)
+    (folder / "my_rewards.py").write_text(kept_sources(folder / "run", 2)["my_rewards.py"])
+    shutil.rmtree(folder / "run/rewards/v3")
+    asked = "user\n3 * 4?\nassistant\n"
+    table = pd.DataFrame({"prompt": asked, "completion": TEXTS, "tokens": 3, "data/answer": "1…", "x_reward_v2": 0.75})
+    write_parquet(table, folder / "run/completions/completions_00002.parquet")
+    write_json(folder / "run/run.json", {"status": status})
+    return state, Rows(
+        [{"prompt": [{"role": "user", "content": text}], "answer": text[-2]} for text in ("4?", "3 * 4?")]
+    )
+
+
+def test_an_edit_that_fails_on_the_last_recorded_completions_is_refused_at_a_second_start(tmp_path):
+    state, rows = recorded(tmp_path)
+    (tmp_path / "my_rewards.py").write_text(DIVIDES)
+    run = resumed(tmp_path, state)
+    run.trainer.train_dataset = rows
+    assert run.trainer.step()["x_reward_v2"] == 0.75 and run.names == versioned("x_reward")
+    assert "ZeroDivisionError" in run.errors[0]
+    assert run.said[0].endswith(f"Correct {tmp_path}/my_rewards.py (the reward cell of notebook 02 writes it).")
+
+
+def test_a_good_edit_at_a_second_start_is_measured_on_the_last_recorded_completions(tmp_path):
+    state, rows = recorded(tmp_path)
+    (tmp_path / "my_rewards.py").write_text(OWN.replace("LIMIT = 5", "LIMIT = 3"))
+    run = resumed(tmp_path, state)
+    run.trainer.train_dataset = rows
+    run.trainer.step()
+    (event,) = run.events
+    assert (event["name"], event["mean_before"], event["mean_after"], event["completions"]) == (
+        "x_reward_v3",
+        0.75,
+        0.25,
+        4,
+    )
+
+
+def test_recorded_completions_get_the_prompts_and_whole_columns_of_their_rows_and_others_are_left_out(tmp_path):
+    _, rows = recorded(tmp_path)
+    path = tmp_path / "run/completions/completions_00010.parquet"
+    logged = ["user\n4?\nassistant\nIt is 2.\nuser\n3 * 4?\nassistant\n", "user\nunknown\nassistant\n"]
+    write_parquet(pd.DataFrame({"prompt": logged, "completion": ["12", "?"], "tokens": [1, 1]}), path)
+    rows[1]["answer"] = "long " * 900
+    batch, table = recorded_batch(tmp_path / "run", rows)
+    assert (
+        batch["prompts"] == [rows[1]["prompt"]] and batch["columns"] == {"answer": ["long " * 900]} and len(table) == 1
+    )
+    assert (batch["completions"], batch["completion_ids"]) == (["12"], [[0]])
+    assert recorded_batch(tmp_path / "run", rows[:0]) is None and recorded_batch(tmp_path, rows) is None
+
+
+@pytest.mark.parametrize("text, reason", [(DIVIDES, "ZeroDivisionError"), ("def x_reward(", "SyntaxError")])
+def test_rewards_that_fail_let_an_unfinished_run_go_on_with_its_own_and_a_new_one_not_begin(tmp_path, text, reason):
+    _, rows = recorded(tmp_path)
+    (tmp_path / "my_rewards.py").write_text(text)
+    said, run, advice = [], tmp_path / "run", "/my_rewards.py (the reward cell of notebook 02 writes it)."
+    functions, _, record = load_checked(tmp_path, run, rows, say=said.append)
+    assert functions[0].score("1234567") == 1 and reason in record["refused"] and record["refused"].endswith(advice)
+    assert said == [f"note: {record['refused']} An unfinished run goes on with the rewards that it had."]
+
+    def new_run(resume=True):
+        with pytest.raises(ValueError, match=reason) as raised:
+            load_checked(tmp_path, run, rows, resume)
+        return str(raised.value)
+
+    assert new_run(resume=False) == record["refused"]
+    write_json(run / "run.json", {"status": "finished"})
+    assert new_run() == record["refused"]
+    shutil.rmtree(run)
+    if reason == "SyntaxError":  # what only fails on completions is not known without a record
+        assert new_run().endswith(advice)
+
+
+def test_rewards_as_the_run_kept_them_and_good_edits_start_without_a_word(tmp_path, monkeypatch, capsys):
+    _, rows = recorded(tmp_path)
+    (tmp_path / "my_rewards.py").write_text(OWN.replace("LIMIT = 5", "LIMIT = 3"))
+    functions, _, record = load_checked(tmp_path, tmp_path / "run", rows)
+    assert functions[0].score("12") == 1 and functions[0].score("1234") == 0 and "refused" not in record
+    (tmp_path / "my_rewards.py").write_text(kept_sources(tmp_path / "run", 2)["my_rewards.py"])
+    monkeypatch.setattr(chosen_rewards, "check_in_process", lambda *job: pytest.fail("checked"))
+    load_checked(tmp_path, tmp_path / "run", rows)
+    assert capsys.readouterr().out == ""
 
 
 # --------------------------------------------------------------------------- several processes

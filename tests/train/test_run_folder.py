@@ -250,3 +250,13 @@ def test_with_an_annealed_temperature_more_steps_are_another_run(tmp_path):
 def test_a_line_separator_within_a_text_cuts_no_row(tmp_path):
     append_jsonl(tmp_path / "log.jsonl", {"step": 1, "text": "a\u2028b\x85c"})
     assert read_jsonl(tmp_path / "log.jsonl") == [{"step": 1, "text": "a\u2028b\x85c"}]
+
+
+def test_a_new_run_with_refused_rewards_does_not_begin_and_the_old_one_stays_in_place(tmp_path):
+    refused = {**about(learning_rate=1e-4), "rewards": {**about()["rewards"], "refused": "Correct my_rewards.py."}}
+    folder = make_run(tmp_path / "run")
+    with pytest.raises(ValueError, match="^Correct my_rewards.py.$"):
+        open_folder(folder, refused, say=lambda text: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"] and steps_in(folder) == [1, 2, 3, 4, 5]
+    same = {**refused, "requested": about()["requested"]}
+    assert open_folder(folder, same, say=lambda text: None).name == "checkpoint-4", "an unfinished run goes on"

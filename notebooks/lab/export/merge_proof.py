@@ -175,8 +175,20 @@ def proof_warnings(proof: Row) -> list[str]:
     return warnings
 
 
-def refuse_unproved(proof: Row) -> None:
-    """Raises ExportError with every reason where a check fails."""
+def nothing_moved(proof: Row) -> bool:
+    """Whether the trained model is its base: every update of the adapter is zero, as half of its tensors are at first."""
+    adapter, weights = proof["adapter"], proof["weights"]
+    if adapter:
+        return 2 * adapter["all_zero"] >= adapter["tensors"]
+    return not weights["changed"] and not weights["aside"]  # with an update that was dropped, that would be 1
+
+
+def refuse_unproved(proof: Row, nothing_learned: str = "") -> None:
+    """Raises ExportError with every reason where a check fails; `nothing_learned`: the run's own, if it had none to learn."""
+    if nothing_moved(proof):
+        why = nothing_learned or "No gradient reached it: look at grad_norm and learning_rate in notebook 04."
+        end = "Nothing was put in place. An earlier export is as it was."
+        raise ExportError(f"There is nothing to merge: the training moved no weight of the model.\n{why}\n{end}")
     if failed := [check for check in proof_checks(proof) if not check["ok"]]:
         lines = [f"- {one['check']}: {one['found']} (limit {one['limit']}): {one['means']}" for one in failed]
         names = [*proof["weights"]["missing"], *proof["weights"]["stray"], *proof["decoding"], *proof["missing_files"]]

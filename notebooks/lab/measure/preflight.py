@@ -6,15 +6,18 @@ is none. With fewer than 32 completions only a failing reward is a no-go; any ot
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from lab.files import Row
+from lab.data import dataset
+from lab.files import Row, read_json
 from lab.measure.estimates import pass_at_k, sample_sizes, share_interval
 from lab.measure.grading import score_groups
 from lab.model.sampling import Sampled
+from lab.train import chosen_rewards
 from scoring.combine import chosen_weights
 from scoring.errors import InputError
 from scoring.right import deciding_rewards, right_or_wrong
@@ -307,3 +310,32 @@ def verdict_text(record: Row) -> str:
     lines = [f"{record['verdict']}: {first}", *(f"  also: {reason}" for reason in rest)]
     lines += ["What to change:"] * bool(record["advice"]) + [f"  - {line}" for line in record["advice"]]
     return "\n".join(lines)
+
+
+def made_for(folder: Path) -> Row:
+    """What tells the rewards and the data that a preflight is made for from any others."""
+    source = chosen_rewards.source_hash(chosen_rewards.current_sources(folder))
+    return {"source_sha256": source, "data": dataset.load_split(folder, "train")._fingerprint}
+
+
+def preflight_notes(folder: Path, chosen: Row, data: str) -> Iterator[str]:
+    """What a person should know of notebook 02 before training with the rewards of this record on this data.
+
+    A failed audit, a no-go, and whether the preflight was made for these rewards, weights and data, or not at all.
+    """
+    place = folder / "preflight.json"
+    record = read_json(place, chosen_rewards.MADE_BY) if place.exists() else {}
+    if (audit := chosen.get("audit") or {}).get("status", "passed") != "passed":
+        yield f"notebook 02 says of these rewards: {audit['said']}"
+    if not record:
+        yield "notebook 02 made no preflight: nobody knows yet whether the base policy can learn from these rewards."
+        return
+    weights = {name: line["weight"] for name, line in record["rewards"].items() if line["weight"]}
+    pairs = {"weights": (weights, {entry["name"]: entry["weight"] for entry in chosen["rewards"]})}
+    pairs["rewards"] = (record.get("source_sha256"), chosen["source_sha256"])
+    pairs["data"] = (record.get("data"), data)
+    if others := [what for what, (before, now) in pairs.items() if before is not None and before != now]:
+        what = f"the preflight was made for other {' and '.join(others)}, and said {record['verdict']} to those"
+        yield f"{what}. Run notebook 02 again."
+    elif record["verdict"] == "no-go":
+        yield f"the preflight of notebook 02 says {verdict_text(record)}"

@@ -21,12 +21,13 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.read.health_rules import MOVED, RULES, TREND_STEPS, Rule
+from lab.read.health_rules import ALIKE, MOVED, RULES, TREND_STEPS, Rule
 from lab.read.moving_statistics import SAME, WINDOW
 from lab.read.run_log import RunLog, read_log
 from scoring.right import USUAL_DECIDERS
 
 TREND_NOTE = "Expect 40 to 50 steps before a clear trend."
+NO_SIGNAL = "Change the rewards or the data in notebook 02 until its preflight says go, and train again."
 VERDICTS = ("critical", "warn", "ok", "too early", "not measured")  # worst first
 
 
@@ -99,6 +100,21 @@ def findings_table(findings: Sequence[Finding]) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["rule", "value", "threshold", "verdict", "since step", "advice"])
 
 
+def steps_in_words(n: int) -> str:
+    return f"{n} step{'s' * (n != 1)}"
+
+
+def nothing_learned(log: pd.DataFrame) -> str:
+    """A sentence where no step of the run had anything to learn from; else empty."""
+    series = read_log(log, ()).series
+    share, std = series.get("frac_reward_zero_std"), series.get("reward_std", pd.Series(1.0))
+    same = std < ALIKE if share is None else share >= 1 - SAME
+    if not len(same) or not same.all():
+        return ""
+    seen = f"the completions of a group always had the same total reward ({steps_in_words(len(same))})"
+    return f"Nothing was learned: {seen}. {NO_SIGNAL}"
+
+
 class Convergence(NamedTuple):
     trend: str  # rising, flat, falling or too early
     slope: float | None  # points of reward a step
@@ -115,8 +131,11 @@ def convergence(log: pd.DataFrame) -> Convergence:
     known = np.isfinite(values)
     steps, values = run.steps[known][-TREND_STEPS:], values[known][-TREND_STEPS:]
     note = f" {TREND_NOTE}" if len(whole) < 50 else ""
+    nothing = nothing_learned(log)
     if len(values) < WINDOW:
-        return Convergence("too early", None, None, len(values), f"{len(values)} steps are too few for a trend.{note}")
+        since = f" since the edit at step {run.steps[0]:.0f}" if len(run) < len(whole) else ""
+        few = f"{steps_in_words(len(values))}{since} {'is' if len(values) == 1 else 'are'} too few for a trend.{note}"
+        return Convergence("too early", None, None, len(values), nothing or few)
     x = steps - steps.mean()
     slope = float(x @ values / (x @ x))
     left = values - values.mean() - slope * x
@@ -126,4 +145,4 @@ def convergence(log: pd.DataFrame) -> Convergence:
     size = f"{abs(slope):.2g}" if trend != "flat" else f"{slope:+.2g}"
     about = f"± {error if error > SAME else 0:.2g}, last {len(values)} logged steps"
     sentence = f"The reward {how} {size} points a step ({about}).{note if trend == 'flat' else ''}"
-    return Convergence(trend, slope, error, len(values), sentence)
+    return Convergence(trend, slope, error, len(values), nothing or sentence)

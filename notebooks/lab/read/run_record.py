@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.files import MissingInputError, Row, jsonl_lines, relative
+from lab.files import ROOT, SAMPLE_RUN, MissingInputError, Row, jsonl_lines, relative
 from lab.read.reward_names import join_versions, logged_rewards, matching_rewards, split_version
 from lab.train.run_folder import MADE_BY, current_record, step_of
 from scoring.right import USUAL_DECIDERS
@@ -125,6 +125,24 @@ def last_weights(record: RunRecord) -> dict[str, float]:
     table = record.weights()
     used = {split_version(n)[0]: table[n].dropna() for n in sorted(table, key=lambda name: split_version(name)[1])}
     return {name: float(f"{values.iloc[-1]:.3g}") for name, values in used.items() if len(values)}
+
+
+def last_source(record: RunRecord) -> str | None:
+    """The hash of the source of the rewards that a run ended with: that of the last edit, where there was one."""
+    edits = [event for event in record.events if event.get("kind") == "reward_changed"]
+    return (edits or [record.about.get("rewards", {})])[-1].get("source_sha256")
+
+
+def find_run(name: str, outputs: Path) -> Path:
+    """A run's folder by its path, absolute or in the repository, or by its name in `outputs`.
+
+    Raises MissingInputError with the runs that there are.
+    """
+    places = [ROOT / Path(name).expanduser(), outputs / name]
+    if found := next((place for place in places if place.is_dir()), None):
+        return found
+    there = sorted(path.parent for path in outputs.glob("*/run.json"))
+    raise MissingInputError(f"There is no run {name!r}. There are: {', '.join(map(relative, [*there, SAMPLE_RUN]))}.")
 
 
 def read_run(

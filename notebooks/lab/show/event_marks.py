@@ -1,18 +1,28 @@
 """What happened in a run (an edited reward, new weights, a stop), as lettered lines over its curves."""
 
 import string
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from lab.files import Row
 from lab.read import reward_names, run_record
 from lab.read.run_record import RunRecord
 from lab.show.figure_style import GREY, SMALL, panel
 
 AT_MOST = 5  # changes of a setting that are marked; one that changes more often is a curve of its own
+EVENTS = {  # in words, by kind
+    "adapter_check": "{moved} of {of} trained tensors moved; of the {base_tensors} frozen ones {base_changed} changed",
+    "health": "{verdict}, {rule}: {message}",
+    "resumed": "the run was resumed after step {after_step}",
+    "failed": "the run failed: {reason}",
+    "interrupted": "the run was {reason}",
+    "reward_changed": "{name} replaces {was}",
+    "reward_refused": "an edit of the rewards was refused: {error}",
+}
 Mark = tuple[float, str]  # a place between two steps, and what happened there
 
 
@@ -63,6 +73,17 @@ def event_marks(record: RunRecord) -> Iterator[Mark]:
             yield step - 0.5, f"{event.get('name')} from step {step}"
         elif step is not None and kind in ("resumed", "failed", "interrupted"):
             yield step + 0.5, f"{kind} after step {step}"
+
+
+def event_sentences(events: Iterable[Row]) -> Iterator[str]:
+    """What happened in a run, a readable line an event."""
+    for event in events:
+        event = defaultdict(lambda: "?", event)
+        means = [event["mean_before"], event["mean_after"]]
+        said = EVENTS.get(event["kind"], "{kind}").format_map(event)
+        if event["kind"] == "reward_changed" and None not in means:
+            said += f"; its mean on the last {event['completions']} completions: {means[0]:.3f} → {means[1]:.3f}"
+        yield f"step {event['step']}: {said}"
 
 
 def weight_marks(record: RunRecord) -> Iterator[Mark]:

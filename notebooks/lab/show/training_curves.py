@@ -263,12 +263,13 @@ PANELS = {
 
 
 def halfway_steps(record: RunRecord) -> pd.DataFrame:
-    """Where each reward's smoothed curve (of 15 steps or more) began and ended, and at which step it was halfway."""
+    """Where each reward's smoothed curve began and ended, and at which step it was halfway, or why that is not said."""
     lines = {}
     for name, values in run_record.mean_scores(record).items():
         line = style.smooth(style.finite(values)).dropna()
         begin, end = (line.iloc[:5].mean(), line.iloc[-5:].mean()) if len(line) >= 15 else (np.nan, np.nan)
         passed = line.index[line - begin >= (end - begin) / 2] if end > begin else []
-        lines[name] = {"begin": begin, "end": end, "halfway at step": int(passed[0]) if len(passed) else None}
+        why = "it did not rise" if len(line) >= 15 else f"scored in {len(line)} steps, 15 are needed"
+        lines[name] = {"begin": begin, "end": end, "halfway at step": str(passed[0]) if len(passed) else why}
     table = pd.DataFrame.from_dict(lines, orient="index", columns=["begin", "end", "halfway at step"])
-    return table.astype({"halfway at step": "Int64"}).rename_axis("reward")
+    return table.rename_axis("reward")

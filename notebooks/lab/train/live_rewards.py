@@ -1,16 +1,20 @@
 """Rewards that are edited while they train: the files are watched, checked, and swapped in at the next batch."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
-from lab.files import Row, write_text
-from lab.train import chosen_rewards, trl_internals
-from lab.train.chosen_rewards import FILES, LoadedRewards
+import pandas as pd
+
+from lab.files import MissingInputError, Row, relative, write_text
+from lab.train import chosen_rewards, run_folder, trl_internals
+from lab.train.chosen_rewards import FILES, LIBRARY, LIBRARY_FILE, OWN_FILE, LoadedRewards
 from lab.train.recorder import StatefulCallback
-from rewards import completion_text, rename
+from rewards import RewardFunction, completion_text, rename
+from scoring.batch import question_text
 
 
 def kept_sources(run: Path, version: int = 1) -> dict[str, str]:
@@ -21,6 +25,89 @@ def kept_sources(run: Path, version: int = 1) -> dict[str, str]:
     """
     files = sorted((run / "rewards" / f"v{version}").glob("*.py"), reverse=True)  # the library first
     return {path.name: path.read_bytes().decode("utf-8") for path in files}
+
+
+def last_version(run: Path) -> int:
+    """The number of the last version of its rewards that a run kept; 0 for none."""
+    return max((int(path.name[1:]) for path in run.glob("rewards/v*") if path.name[1:].isdigit()), default=0)
+
+
+def load_checked(
+    folder: Path, run: Path, rows: Any, resume: bool | str = True, say: Callable[[str], Any] = print
+) -> tuple[list[RewardFunction], list[float], Row]:
+    """`load_choice`; what was edited since the run in this folder is first tried on the run's last completions.
+
+    Where an edit fails, an unfinished run goes on with the rewards that it kept last. The record then says as `refused`
+    what to correct, with which `open_folder` refuses a new run. Without such a run, ValueError says it at once.
+    """
+    kept, sources = kept_sources(run, last_version(run)), "not readable"
+    try:
+        sources = chosen_rewards.read_sources(folder)
+        functions, weights, record = chosen_rewards.load_choice(folder)
+        job = {"sources": functions[0].loaded.sources, "before": kept, "folder": str(folder)}
+        job |= {"columns": rows.column_names, "batch": (recorded_batch(run, rows) or [None])[0]}
+        job["rewards"] = {function.__name__: function.loaded.variable(function) for function in functions}
+        known = job["batch"] is None or job["sources"] == kept
+        results = {} if known else chosen_rewards.check_in_process(job, 60)
+        errors = {name: result["error"] for name, result in results.items() if result["error"]}
+        what = f"The edited rewards fail on the last completions of {relative(run)}"
+    except MissingInputError:
+        raise
+    except (Exception, SystemExit) as error:
+        errors, what = {FILES: chosen_rewards.describe_error(error)}, "The rewards cannot be loaded"
+    if not errors:
+        return functions, weights, record
+    refused = f"{what}. {describe_refusal(errors, folder, kept, sources)}"
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        if resume and kept and run_folder.current_record(run)["status"] != "finished":
+            functions, weights, record = chosen_rewards.load_choice(folder, kept)
+            say(f"note: {refused} An unfinished run goes on with the rewards that it had.")
+            return functions, weights, {**record, "refused": refused}
+    raise ValueError(refused)
+
+
+def describe_refusal(errors: dict[str, str], folder: Path, before: dict[str, str], now: dict[str, str] | str) -> str:
+    """What is wrong with edited rewards, and which file to correct: the one that an error names, else what was edited."""
+    reasons = [error if not name or name in error else f"{name}: {error}" for name, error in errors.items()]
+    paths = {OWN_FILE: folder / OWN_FILE, LIBRARY_FILE: LIBRARY}
+    named = [file for file in paths if any(f"({file}, line" in reason for reason in reasons)]
+    edited = [file for file in paths if isinstance(now, str) or now.get(file) != before.get(file)]
+    chosen = named or edited if before else [OWN_FILE]
+    files = " or ".join(relative(paths[file]) for file in chosen)
+    cell = " (the reward cell of notebook 02 writes it)" * (OWN_FILE in chosen)
+    return f"{'; '.join(reasons).rstrip('.')}. Correct {files}{cell}."
+
+
+def rows_of(prompts: Iterable[str], rows: Iterable[Row]) -> dict[str, Row]:
+    """The row of each recorded prompt that one is found for: of the questions in its text, the one that ends last."""
+    found: dict[str, tuple[tuple[int, int], Row]] = {}
+    prompts = set(prompts)
+    for row in rows:
+        question = question_text(row["prompt"]).strip()
+        for text in prompts:
+            if (at := text.rfind(question)) >= 0:
+                place = (at + len(question), len(question))
+                found[text] = max(found.get(text, ((0, 0), row)), (place, row), key=lambda one: one[0])
+    return {text: row for text, (_, row) in found.items()}
+
+
+def recorded_batch(run: Path, rows: Iterable[Row]) -> tuple[Row, pd.DataFrame] | None:
+    """The last completions of a run's record as arguments of `call_as_trl`, and their table; None where there are none.
+
+    The record has prompts as texts and columns cut short, so both come from `rows`. Of the token ids only the number is
+    known.
+    """
+    files = max(run.glob("completions/completions_*.parquet"), key=run_folder.step_of, default=None)
+    if files is None:
+        return None
+    table = pd.read_parquet(files)
+    found = rows_of(table["prompt"], rows)
+    table = table[table["prompt"].isin(found)]
+    asked = [found[text] for text in table["prompt"]]
+    columns = {name: [row[name] for row in asked] for name in (asked[0] if asked else ()) if name != "prompt"}
+    batch = {"prompts": [row["prompt"] for row in asked], "completions": table["completion"].tolist()}
+    batch |= {"completion_ids": [list(range(n)) for n in table["tokens"]], "columns": columns}
+    return (batch, table) if asked else None
 
 
 @dataclass
@@ -44,7 +131,7 @@ class LiveRewards(StatefulCallback):
     other modules and data files that a reward reads.
 
     A resumed run goes on with the checkpoint's versions. If the files say something else by then, that is an edit like
-    any other. Of several processes the first one looks, checks on its part of the batch, and tells the others.
+    any other, tried on the last recorded completions. Of several processes the first one looks, checks on its part of the batch, and tells the others.
     """
 
     folder: Path  # where `my_rewards.py` is
@@ -111,6 +198,9 @@ class LiveRewards(StatefulCallback):
         for file in self.loaded.sources:
             if not sources.get(file, "").strip():  # an editor may just be writing it
                 return self._refuse({FILES: f"{file} is {'empty' if file in sources else 'not there any more'}"})
+        if not self.batch and (found := recorded_batch(self.run, self.trainer.train_dataset)):
+            self.batch, table = found
+            self.scores = table.reindex(columns=self.trainer.reward_func_names).to_numpy(float)
         batch = self.batch and {**self.batch, "trainer_state": SimpleNamespace(**vars(self.trainer.state))}
         job = {"sources": sources, "before": self.loaded.sources, "folder": str(self.folder), "batch": batch}
         job["rewards"] = {name: watched.variable for name, watched in self.watched.items()}
@@ -130,9 +220,8 @@ class LiveRewards(StatefulCallback):
     def _refuse(self, errors: dict[str, str]) -> None:
         for name, error in errors.items():
             self.on_event(self._event("reward_refused", name, error=error))
-        reasons = [error if name in error else f"{name}: {error}" for name, error in errors.items()]
-        step = self.trainer.state.global_step + 1
-        self.say(f"step {step}: the edited rewards are refused, those in use go on. {'; '.join(reasons)}")
+        step, about = self.trainer.state.global_step + 1, (self.folder, self.loaded.sources, self.tried)
+        self.say(f"step {step}: the edited rewards are refused, those in use go on. {describe_refusal(errors, *about)}")
 
     def _swap(self, sources: dict[str, str], results: dict[str, Row]) -> None:
         """Puts the changed rewards into the trainer, under the names of their new versions."""
@@ -181,8 +270,7 @@ class LiveRewards(StatefulCallback):
 
     def _keep(self, sources: dict[str, str]) -> None:
         """Writes these texts under the next version number, not over what a lost stretch of the run kept."""
-        taken = [int(path.name[1:]) for path in self.run.glob("rewards/v*") if path.name[1:].isdigit()]
-        self.version = max(taken, default=0) + 1
+        self.version = last_version(self.run) + 1
         for file, text in sources.items():
             write_text(self.run / f"rewards/v{self.version}" / file, text)
 

@@ -45,7 +45,8 @@ def open_folder(folder: Path, about: Row, resume: bool | str = True, say: Callab
     """Makes the run's folder ready; returns the checkpoint to go on from, or None for a new run.
 
     An unfinished run with the same settings goes on (`max_steps` may grow). Otherwise the old folder is kept beside the
-    new one under its date. Raises RunningError where another process trains here, unless `resume` is "force".
+    new one under its date. Raises RunningError where another process trains here, unless `resume` is "force", and
+    ValueError for a new run whose rewards were refused (`live_rewards.load_checked`).
     """
     try:
         record = current_record(folder)
@@ -61,6 +62,8 @@ def open_folder(folder: Path, about: Row, resume: bool | str = True, say: Callab
         unfinished = about["requested"]["max_steps"] > record["requested"]["max_steps"]
     changed = setting_differences(record, about) if unfinished else []
     checkpoint = last_checkpoint(folder) if unfinished and not changed else None
+    if checkpoint is None and (refused := about["rewards"].get("refused")):
+        raise ValueError(refused)
     if changed:
         lines = "\n  ".join(changed[:8])
         say(f"The unfinished run had other settings, so a new one begins and it is kept beside:\n  {lines}")
