@@ -5,17 +5,21 @@ import json
 import re
 import shutil
 import sys
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import nbformat
 import pandas as pd
 import pytest
 
+from lab.data import dataset, loading
+from lab.data.loading import DataError
 from lab.files import ROOT
 from lab.make import run
 from lab.make.run import EVERY, ROAD, NotebookError
 from lab.measure import comparison, evaluate
 from lab.read import health_rules
-from lab.show import training_curves
+from lab.show import tables, training_curves
 from lab.train import launch
 from tests.page.browser_payload import unpack_payload
 from tests.warm_processes import run_notebooks, warm_python
@@ -95,6 +99,49 @@ def test_the_setup_cell_is_short_and_finds_the_repository_from_outside(tmp_path,
         monkeypatch.chdir(start)
         exec(source, scope := {})
         assert scope["root"] == ROOT
+
+
+# --------------------------------------------------------------------------- a person's own data
+
+
+def run_cell(name, cell_id, **parameters):
+    """What a cell leaves behind when it is run with these parameters, without the cells before it."""
+    (cell,) = [cell for cell in nbformat.read(ROOT / f"notebooks/{name}.ipynb", 4).cells if cell.id == cell_id]
+    exec(cell.source, scope := parameters)
+    return scope
+
+
+def test_01_names_a_misspelt_column_in_the_cell_that_loads_the_rows(tmp_path):
+    (tmp_path / "mine.csv").write_text("question;answr\nWhat is 1 + 1?;2\n")
+    given = {"DATASET": str(tmp_path / "mine.csv"), "DATASET_CONFIG": "", "SCHEMA": {}}
+    columns = {"QUESTION_COLUMN": "question", "ANSWER_COLUMN": "answer"}
+    with pytest.raises(DataError, match="no column 'answer'; the columns are: answr, question. Did you mean 'answr'"):
+        run_cell("01_prepare_data", "c05", **given, **columns)
+    columns["ANSWER_COLUMN"] = "answr"
+    assert len(run_cell("01_prepare_data", "c05", **given, **columns)["loaded"].rows) == 1
+
+
+def test_01_counts_the_shapes_of_answers_where_some_rows_have_none():
+    rows = [{"answer": "$12"}, {"answer": "7"}, {}]
+    given = {"loaded": SimpleNamespace(rows=rows), "dataset": dataset, "pd": pd, "readable": tables.readable}
+    assert sorted(run_cell("01_prepare_data", "c09", **given, ANSWER_COLUMN="answer")["shapes"].index) == [
+        "",
+        "$9",
+        "9",
+    ]
+
+
+@pytest.mark.parametrize("n_prompts, sampled", [(32, 3), (2, 2)])
+def test_02_takes_the_training_rows_that_there_are_and_says_so(
+    tmp_path, tokenizer, monkeypatch, capsys, n_prompts, sampled
+):
+    rows = [{"question": f"What is {i} + {i}?", "answer": str(2 * i), "_row": i} for i in range(4)]
+    dataset.save_dataset(dataset.prepare_dataset(loading.LoadedRows(rows), tokenizer), tmp_path / "dataset")
+    loader = Mock(from_pretrained=Mock(return_value=(Mock(), Mock())))
+    monkeypatch.setitem(sys.modules, "unsloth", SimpleNamespace(FastLanguageModel=loader))
+    found = run_cell("02_design_rewards", "c05", OUTPUTS=str(tmp_path), N_PROMPTS=n_prompts, MODEL="starter")
+    assert len(found["rows"]) == sampled
+    assert ("there are only 3 training rows: all of them are sampled" in capsys.readouterr().out) == (n_prompts > 3)
 
 
 # --------------------------------------------------------------------------- the whole road, small

@@ -52,7 +52,52 @@ def test_a_csv_line_with_too_many_or_too_few_values_is_kept_with_its_reason(tmp_
     path.write_text("\ufeffquestion,answer\na,1\nb,2,3\nc\n", encoding="utf-8")
     found = load_rows(str(path))
     assert [row["question"] for row in found.rows] == ["a"]
-    assert [row["reason"] for row in found.unreadable] == ["more values than columns", "fewer values than columns"]
+    more = "more values than columns: a text that has the separator in it needs quotes"
+    assert [row["reason"] for row in found.unreadable] == [more, "fewer values than columns"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'question;answer\n"Pens, and; more?";2\nq;3\n',
+        "question\tanswer\nPens, and; more?\t2\nq\t3\n".encode("utf-16"),  # Excel's "Unicode text"
+        b'sep=;\r\nquestion;answer\r\n"Pens, and; more?";2\r\nq;3\r\n',
+        b'\xef\xbb\xbfquestion,answer,\r"Pens, and; more?",2,\rq,3,\r,,\r',  # CR alone, empty columns and lines
+        b'\n question , answer\n"Pens, and; more?",2\n\nq,3\n',
+    ],
+    ids=["semicolons", "tabs in UTF-16", "sep=", "CR and empty columns", "spaces and empty lines"],
+)
+def test_a_csv_is_read_whatever_separates_its_values_and_however_excel_wrote_it(tmp_path, content):
+    (tmp_path / "mine.csv").write_bytes(content)
+    found = load_rows(str(tmp_path / "mine.csv"))
+    values = [{"question": "Pens, and; more?", "answer": "2"}, {"question": "q", "answer": "3"}]
+    assert found.rows == [{**row, "_row": number} for number, row in enumerate(values)] and not found.unreadable
+
+
+def test_commas_separate_where_the_first_line_does_not_tell(tmp_path):
+    for name, head, names in (("a", 'question,"a;b;c"', ["question", "a;b;c"]), ("b", "q;u,answer", ["q;u", "answer"])):
+        (tmp_path / f"{name}.csv").write_text(f"{head}\n1,2\n")
+        assert list(load_rows(str(tmp_path / f"{name}.csv")).rows[0])[:2] == names
+    with pytest.raises(DataError, match="Is one of ; | and tab the separator"):
+        dataset.check_columns([{"q;u": "1", "answer": "2"}], ["question"], {})
+
+
+@pytest.mark.parametrize(
+    "name, content, words",
+    [
+        ("a.csv", b"", "the file is empty, or has a header only"),
+        ("a.csv", b"question,answer\n", "the file is empty, or has a header only"),
+        ("a.csv", b"question,answer\nWhat, or 1?,2\n", "needs quotes"),
+        ("a.csv", b"question,answer,answer\na,1,2\n", "two columns named 'answer': rename one"),
+        ("a.csv", b"PK\x03\x04" + bytes(60), "an Excel workbook"),
+        ("a.jsonl", b'[{"question": "a"}]\n', "not JSON: a list, not an object"),
+    ],
+    ids=["empty", "header only", "no quotes", "a name twice", "workbook", "JSON array"],
+)
+def test_a_file_without_a_usable_row_says_why(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=words):
+        load_rows(str(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +166,10 @@ def test_a_value_of_another_type_rejects_its_row_with_the_column_and_the_value(t
         ({"question_column": "problem"}, "no column 'problem'; the columns are: answer, question"),
         ({"schema": {"answer": "integer"}}, "the type 'integer'"),
         ({"n_shots": 2}, "'solution'"),
-        ({"max_prompt_tokens": 1}, "0 rows are left"),
+        ({"max_prompt_tokens": 1}, "0 rows are left.*10 × prompt of .* tokens"),
+        ({"question_column": "Qestion"}, "Did you mean 'question'"),
+        ({"test_share": 0}, "TEST_SHARE is 0: both sides need rows"),
+        ({"test_share": 1.0}, "TEST_SHARE is 1: both sides need rows"),
     ],
 )
 def test_an_option_that_does_not_fit_the_data_is_refused_with_the_way_out(tokenizer, options, words):
@@ -170,6 +218,13 @@ def test_the_split_is_seeded_and_of_the_asked_for_share(tokenizer):
     one, again, other = (prepare_dataset(loaded(*simple(100)), tokenizer, test_share=0.2, seed=s) for s in (1, 1, 2))
     assert one.test == again.test != other.test
     assert (len(one.train), len(one.test)) == (80, 20)
+
+
+def test_one_row_alone_is_told_that_both_sides_need_rows(tokenizer):
+    with pytest.raises(DataError, match="0 rows are left to train on and 1 to test on.*no row was rejected.*add some"):
+        prepare_dataset(loaded(*simple(1)), tokenizer)
+    found = prepare_dataset(loaded(*simple(2)), tokenizer)
+    assert (len(found.train), len(found.test)) == (1, 1)
 
 
 def test_a_gsm8k_solution_gives_its_final_answer(tokenizer):

@@ -138,8 +138,48 @@ def test_the_order_of_a_tables_lines_does_not_matter(better):
 def test_a_gain_is_shown_and_said_with_its_interval_and_p(better):
     _, found = better
     assert found["verdict"] == {"correct": "better", "pass@1": "better"}
-    assert found["said"].startswith("A gain was shown (correct, greedy): +") and "n = 200, p < 0.0001" in found["said"]
+    assert (
+        found["said"].startswith("A gain was shown (correct in the answer block, greedy): +")
+        and "n = 200, p < 0.0001" in found["said"]
+    )
     assert "needed" not in found["said"] and "rough" not in found["said"] and "But pass@" not in found["said"]
+
+
+def in_any_style(table, marks):
+    """The table with other verdicts of `right_anyhow` on the greedy answers."""
+    greedy = table["decoding"] == "greedy"
+    return table.assign(right_anyhow=table["right_anyhow"].where(~greedy, pd.Series(marks, table.index[greedy])))
+
+
+def test_the_headline_says_what_the_base_could_solve_already_and_how_much_of_the_gain_is_the_format():
+    base = in_any_style(judged([1] * 2 + [0] * 198), [1] * 180 + [0] * 20)
+    merged = in_any_style(judged([1] * 190 + [0] * 10), [1] * 190 + [0] * 10)
+    said = compared(base, merged, n_samples=0)["said"]
+    assert "Right in any style, greedy: 90.0 → 95.0 % (+5.0 points, interval +2.0 to +8.0: a gain)." in said
+    assert "Before training 90.0 % were solved in some style, 1.0 % in the answer block" in said
+    assert said.index("+94.0 points") < said.index("Right in any style") < said.index("not the skill")
+
+
+@pytest.mark.parametrize(
+    "before, after, words, is_format",
+    [
+        (20, 160, "10.0 → 80.0 % (+70.0 points, interval +63.5 to +76.5: a gain)", False),
+        (150, 150, "75.0 → 75.0 % (+0.0 points, interval −1.8 to +1.8: no gain shown)", True),
+        (200, 150, "100.0 → 75.0 % (−25.0 points, interval −31.5 to −19.0: a loss)", True),
+    ],
+)
+def test_a_gain_of_skill_is_not_called_format_and_a_loss_in_any_style_is_said(before, after, words, is_format):
+    strict, anyhow = (0, 150), (before, after)
+    first = lambda n: [1] * n + [0] * (200 - n)
+    sides = [in_any_style(judged(first(marks)), first(others)) for marks, others in zip(strict, anyhow)]
+    said = compared(*sides, n_samples=0)["said"]
+    assert words in said and ("not the skill" in said) == is_format, said
+
+
+def test_the_last_number_is_no_second_half_where_right_answers_have_none():
+    letters = [0] * 200
+    found = compared(in_any_style(judged([0] * 200), letters), in_any_style(judged([1] * 200), letters), n_samples=0)
+    assert "any style" not in found["said"]
 
 
 def test_equal_models_are_said_to_differ_in_five_of_a_hundred_evaluations_at_most():
@@ -169,7 +209,9 @@ def test_no_gain_is_said_honestly_with_how_many_problems_it_would_take():
     found = compared(judged(before), judged(after), n_samples=0)
     assert found["verdict"] == {"correct": "no gain shown"} and "A gain" not in found["said"]
     assert (
-        found["said"].startswith("No gain was shown (correct, greedy): +2.5 points, 95 % interval −")
+        found["said"].startswith(
+            "No gain was shown (correct in the answer block, greedy): +2.5 points, 95 % interval −"
+        )
         and "n = 400, p = 0.39" in found["said"]
     )
     assert (
@@ -188,7 +230,7 @@ def test_no_gain_is_said_honestly_with_how_many_problems_it_would_take():
 def test_a_loss_is_said_to_be_one():
     found = compared(judged([1] * 200), judged([0] * 30 + [1] * 170), n_samples=0)
     assert found["verdict"] == {"correct": "worse"} and found["said"].startswith(
-        "A loss was shown (correct, greedy): −15.0 points"
+        "A loss was shown (correct in the answer block, greedy): −15.0 points"
     )
 
 
@@ -201,6 +243,21 @@ def test_a_handful_of_gains_is_not_called_a_gain_and_few_problems_are_warned_of(
     assert found["difference"]["merged"]["greedy"]["correct"]["low"] > 0 and found["verdict"] == {
         "correct": "no gain shown"
     }
+
+
+def test_few_held_out_rows_are_said_to_show_little_with_what_to_do():
+    some = verdicts.held_out_words(6, 54)
+    assert "With 3 answered right, the share right lies between 11.8 and 88.2 %" in some
+    assert (
+        "Only a large gain can be shown. Add rows, until 100 can be held out" in some
+        and "TEST_SHARE = 0.5 there are 30" in some
+    )
+    assert "No gain can be shown with fewer than 6 rows" in verdicts.held_out_words(5, 40)
+    assert "set TEST_SHARE = 0.19, or mark more rows" in verdicts.held_out_words(50, 500)
+    for n in (1, 2, 5):  # as it says: five gains of five are no gain shown
+        all_gained = compared(judged([0] * n), judged([1] * n), n_samples=0)
+        assert all_gained["verdict"] == {"correct": "no gain shown"} and "fewer than 6" in verdicts.held_out_words(n, n)
+    assert "gain" not in verdicts.held_out_words(100, 900)
 
 
 def test_a_gain_in_one_answer_that_costs_variety_is_said():
@@ -303,14 +360,20 @@ def test_the_summary_has_a_line_a_measure_and_a_column_a_model(better):
     assert list(shown) == ["base", "adapter", "merged", "difference", "95 % interval", "p", "n"]
     assert list(shown.index)[:6] == [
         "strict format, greedy",
-        "correct, greedy",
+        "correct in the answer block, greedy",
         "right in any style, greedy",
         "pass@1, temperature 1",
         "pass@8, temperature 1",
         "maj@8, temperature 1",
     ]
-    assert shown.loc["correct, greedy", "merged"] == f"{100 * found['greedy']['merged']['correct']['estimate']:.1f} %"
-    assert shown.loc["correct, greedy", "p"] == "< 0.0001" and shown.loc["pass@1, temperature 1", "p"] != ""
+    assert (
+        shown.loc["correct in the answer block, greedy", "merged"]
+        == f"{100 * found['greedy']['merged']['correct']['estimate']:.1f} %"
+    )
+    assert (
+        shown.loc["correct in the answer block, greedy", "p"] == "< 0.0001"
+        and shown.loc["pass@1, temperature 1", "p"] != ""
+    )
     greedy = verdicts.summary_table(compared(judged([1, 0]), judged([1, 1]), n_samples=0))
     assert not any("@" in name for name in greedy.index) and "mean tokens, greedy" in greedy.index
 

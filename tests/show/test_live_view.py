@@ -103,6 +103,17 @@ def test_what_the_model_writes_is_text_and_never_html(view):
     assert "<b>x" not in samples_html(1, view.run.completions().assign(prompt="<b>x", sample="best"), ["format_reward"])
 
 
+def test_a_sample_shows_the_question_alone_and_no_dollar_is_typeset(view):
+    table = view.run.completions().assign(sample="best", prompt="system\nThink.\nuser\nIt costs $5 or $6?\nassistant\n")
+    shown = samples_html(1, table.assign(**{"data/question": "It costs $5 or $6?"}), ["format_reward"])
+    assert "<i>It costs $5 or $6?</i>" in shown and "assistant" not in shown
+    roles = samples_html(
+        1, table, ["format_reward"]
+    )  # another trainer's data has no question: roles on lines of their own
+    assert 'white-space: pre-wrap">Step 1: <i>system\nThink.\nuser\n' in roles
+    assert shown.count("mathjax_ignore tex2jax_ignore") == 2, "the question and the table"
+
+
 def test_nothing_is_shown_where_nobody_watches_but_the_end(view, monkeypatch):
     monkeypatch.setenv(QUIET, "1")
     begin(view)

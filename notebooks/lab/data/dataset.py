@@ -1,5 +1,6 @@
 """From anybody's rows to the data set that GRPO trains on: check, split, deduplicate, make prompts, save."""
 
+import difflib
 import random
 import re
 import shutil
@@ -82,9 +83,10 @@ def prepare_dataset(
             reject(row, f"prompt of {row['_tokens']} tokens, the limit is {limit}")
     train, test = ([row for row in part if row["_tokens"] <= limit] for part in (train, test))
     if not train or not test:
-        reasons = Counter(row["reason"][:60] for row in rejected).most_common(3)
+        reasons = Counter(row["reason"][:80] for row in rejected).most_common(3)
         left = f"{len(train)} rows are left to train on and {len(test)} to test on, of {len(loaded.rows)}"
-        raise DataError(f"{left}: the commonest reasons are {reasons}.")
+        why = "; ".join(f"{n} × {reason}" for reason, n in reasons) or "no row was rejected"
+        raise DataError(f"{left} ({why}). Both sides need rows: add some, mend them, or mend the column `split`.")
     counts = {"read": len(loaded.rows) + len(loaded.unreadable), "train": len(train), "test": len(test)}
     report = {
         "rows": {**counts, "rejected": len(rejected)},
@@ -105,9 +107,15 @@ def check_columns(rows: list[Row], columns: Iterable[str], schema: dict[str, str
     there = {name for row in rows for name in row} - {"_row"}
     missing = [name for name in (*columns, *schema) if name not in there]
     if missing:
-        hint = " A CSV needs commas between its values." * any(mark in name for name in there for mark in ";\t")
-        names = ", ".join(map(repr, missing))
-        raise DataError(f"There is no column {names}; the columns are: {', '.join(sorted(there))}.{hint}")
+        folded = {name.casefold(): name for name in there}
+        near = [folded[one] for name in missing for one in difflib.get_close_matches(name.casefold(), folded, n=1)]
+        hint = f"Did you mean {' and '.join(map(repr, near))}? " if near else ""
+        if any(set(name) & set(";\t|") for name in there):
+            hint += "Is one of ; | and tab the separator? Save the file with commas. "
+        hint += "Save the file again in UTF-8. " * ("\ufffd" in "".join(there))
+        names = " and no ".join(map(repr, missing))
+        columns = f"There is no column {names}; the columns are: {', '.join(sorted(there))}."
+        raise DataError(f"{columns} {hint}Rename yours, or name it in the parameters cell.")
     unknown = [kind for kind in schema.values() if kind not in CASTS]
     if unknown:
         raise DataError(f"The schema names the type {unknown[0]!r}; the types are: {', '.join(CASTS)}.")
@@ -126,7 +134,7 @@ def check_row(row: Row, schema: dict[str, str], question_column: str, answer_col
         "the answer is missing or empty": not answer,
         "a text has half a surrogate pair: it is not valid Unicode": re.search("[\ud800-\udfff]", text),
         f"the answer is {answer!r}: that is no answer": answer.casefold() in ("nan", "n/a", "none", "null"),
-        "a text is not valid UTF-8: save the file again in UTF-8": "\ufffd" in text,
+        "a text is not valid UTF-8: save the file again in UTF-8 (Excel: CSV UTF-8)": "\ufffd" in text,
     }
     if reason := next((reason for reason, holds in reasons.items() if holds), None):
         raise ValueError(reason)
@@ -145,6 +153,8 @@ def split_rows(rows: list[Row], test_share: float, seed: int) -> tuple[list[Row]
     """(train, test): by the rows' own `split` column where it names a test side, else at random with the seed."""
     held_out = {i for i, row in enumerate(rows) if str(row.get("split", "")).casefold() in TEST_SIDES}
     if not held_out:
+        if not 0 < test_share < 1:
+            raise DataError(f"TEST_SHARE is {test_share:g}: both sides need rows. Give a share between 0 and 1.")
         order = list(range(len(rows)))
         random.Random(seed).shuffle(order)
         held_out = set(order[: max(1, round(test_share * len(rows)))])

@@ -1,5 +1,6 @@
 """Rows from a CSV, JSONL or Parquet file or from the Hub, as published; each that cannot be read is kept with its reason."""
 
+import codecs
 import csv
 import json
 import re
@@ -36,7 +37,9 @@ def load_rows(source: str, config: str | None = None) -> LoadedRows:
     """
     bundled = {path.stem: path for path in sorted((ROOT / "data").glob("*.jsonl"))}
     path = bundled.get(source, ROOT / Path(source).expanduser())
-    reader = {".csv": read_csv, ".jsonl": jsonl_lines, ".parquet": read_parquet}.get(path.suffix.lower())
+    reader = {".csv": read_csv, ".tsv": read_csv, ".jsonl": jsonl_lines, ".parquet": read_parquet}.get(
+        path.suffix.lower()
+    )
     if reader and not path.is_file():
         raise DataError(f"There is no file {path}: give a path that exists, or a Hub id such as openai/gsm8k.")
     if not reader and not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
@@ -49,20 +52,39 @@ def load_rows(source: str, config: str | None = None) -> LoadedRows:
         else:
             loaded.rows.append({**row, "_row": number})
     if not loaded.rows:
-        raise DataError(f"{source} has no readable row ({len(loaded.unreadable)} unreadable).")
+        why = loaded.unreadable[0]["reason"] if loaded.unreadable else "the file is empty, or has a header only"
+        raise DataError(f"{source} has no readable row ({len(loaded.unreadable)} unreadable): {why}.")
     return loaded
 
 
 def read_csv(path: Path) -> Iterator[Line]:
-    """Every value as the string it is: types come from the declared schema, never from guessing."""
+    """Every value as the string it is: types come from the declared schema, never from guessing.
+
+    Commas separate the values, or the one other separator in the first line. Excel's line `sep=;` names it.
+    """
     csv.field_size_limit(2**30)
+    with path.open("rb") as source:
+        start = source.read(2)
+    if start == b"PK":
+        raise DataError(f"{path} is an Excel workbook or an archive, and no CSV: save it as CSV UTF-8.")
+    encoding = "utf-16" if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
     try:
-        with path.open(newline="", encoding="utf-8-sig", errors="replace") as source:
-            for number, row in enumerate(csv.DictReader(source)):
-                whole = None not in row and None not in row.values()
-                wrong = ValueError(f"{'more' if None in row else 'fewer'} values than columns")
-                yield number, str(list(row.values())), row if whole else wrong
-    except csv.Error as error:
+        with path.open(newline="", encoding=encoding, errors="replace") as source:
+            head = source.readline()
+            named = re.fullmatch(r"sep=(.)\s*", head, re.I)
+            found = set(re.sub(r'"[^"]*"', "", head)) & set(",;\t|")
+            if not named:
+                source.seek(0)
+            reader = csv.reader(source, delimiter=named[1] if named else found.pop() if len(found) == 1 else ",")
+            names = [name.strip() for name in next(filter(any, reader), [])]
+            if twice := next((name for name in names if name and names.count(name) > 1), None):
+                raise DataError(f"{path} has two columns named {twice!r}: rename one.")
+            for number, values in enumerate(filter(any, reader)):
+                row = {name: value for name, value in zip(names, values) if name}
+                more = "more values than columns: a text that has the separator in it needs quotes"
+                wrong = ValueError(more if len(values) > len(names) else "fewer values than columns")
+                yield number, str(values), row if len(values) == len(names) else wrong
+    except (csv.Error, UnicodeError) as error:
         raise DataError(f"{path} is not a readable CSV file ({error}): save it again as CSV in UTF-8.") from error
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 from lab.files import QUIET, read_jsonl
 from lab.read import health, run_record
 from lab.show import training_curves
-from lab.show.tables import readable
+from lab.show.tables import NO_MATH, readable
 from lab.train.callbacks import HealthMonitor
 from lab.train.recorder import RunRecorder, StatefulCallback
 
@@ -137,6 +137,9 @@ def findings_html(findings: Sequence[health.Finding]) -> str:
 
 def samples_html(step: int, samples: pd.DataFrame, rewards: Sequence[str]) -> str:
     """A prompt's completions under each other, with their scores. What a model writes is escaped."""
-    prompt = html.escape(samples["prompt"].iloc[0][-300:])
+    asked = samples["data/question" if "data/question" in samples else "prompt"].iloc[0]
     table = readable(samples[["sample", "advantage", *rewards, "completion"]])
-    return f"<p>Step {step}: <i>{prompt}</i></p>{table.to_html()}"
+    head = (
+        f'<p class="{NO_MATH}" style="white-space: pre-wrap">Step {step}: <i>{html.escape(str(asked)[-1000:])}</i></p>'
+    )
+    return head + table.to_html()
