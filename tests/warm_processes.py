@@ -7,6 +7,7 @@ there, and a notebook that does not import unsloth gets a cold kernel, as a user
 import multiprocessing
 import os
 import sys
+from pathlib import Path
 
 from jupyter_client.provisioning import local_provisioner
 
@@ -15,6 +16,7 @@ from lab.make import run
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["unsloth", "trl", "trl.trainer.grpo_trainer", "peft", "datasets", "ipykernel.kernelapp"])
+PROJECT = ("lab", "rewards", "scoring", "sandbox", "tests")
 cold_kernel = local_provisioner.launch_kernel
 
 
@@ -32,6 +34,7 @@ class Kernel:
         process.start()
         ready.recv()  # it leads a process group of its own: a signal to that group must not reach the tests
         self.pid, self.wait, self.kill, self.terminate = process.pid, process.join, process.kill, process.terminate
+        self.sentinel = process.sentinel
         self.poll = lambda: process.exitcode
         self.send_signal = lambda number: os.kill(process.pid, number)
 
@@ -44,6 +47,9 @@ def serve_kernel(told, arguments, cwd, environment):
     os.environ.clear()
     os.environ.update(environment, JPY_PARENT_PID=str(os.getppid()))  # with that process it ends
     sys.argv = arguments
+    for name in [name for name in sys.modules if name.partition(".")[0] in PROJECT]:
+        del sys.modules[name]  # this module brought them: the notebook imports its own
+    sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() not in (ROOT, ROOT / "notebooks")]
     from ipykernel import kernelapp
 
     kernelapp.launch_new_instance()
