@@ -45,6 +45,7 @@ window.walk = {
     cells: () => walk.panel().content.widgets,
     cell: id => walk.cells().find(cell => cell.model.id === id),
     outputs: cell => cell.model.type === "code" ? cell.model.outputs.toJSON() : [],
+    said: id => walk.cell(id).node.querySelector(".jp-Cell-outputArea")?.innerText ?? "",
     select: id => {
         const notebook = walk.panel().content;
         notebook.deselectAll();
@@ -144,7 +145,7 @@ class Walk:
 
     def __init__(self, page, address, screens):
         self.page, self.screens, self.stations = page, screens, 0
-        screens.mkdir(parents=True, exist_ok=True)
+        screens.mkdir()
         page.goto(address)
         page.wait_for_function("window.jupyterapp && jupyterapp.restored.then(() => true)", timeout=60_000)
         page.evaluate(HELPERS)
@@ -176,24 +177,18 @@ class Walk:
         for old, new in changes:
             found = self.source(cell).find(old)
             assert found >= 0, f"{old!r} is not in cell {cell}: {self.source(cell)}"
-            self.page.evaluate("id => { walk.select(id); walk.panel().content.mode = 'edit'; }", cell)
-            self.page.locator(f"{self._css(cell)} .cm-content").first.click(position={"x": 3, "y": 3})
             self.page.evaluate(
                 """([id, start, end]) => {
-                    const editor = walk.cell(id).editor;
-                    const at = offset => editor.getPositionAt(offset);
+                    walk.select(id);
+                    walk.panel().content.mode = "edit";
+                    const editor = walk.cell(id).editor, at = offset => editor.getPositionAt(offset);
+                    editor.focus();
                     editor.setSelection({start: at(start), end: at(end)});
                 }""",
                 [cell, found, found + len(old)],
             )
             self.page.keyboard.insert_text(new) if new else self.page.keyboard.press("Delete")
             assert new in self.source(cell)
-
-    def _css(self, cell):
-        number = self.page.evaluate(
-            "id => { const node = walk.cell(id).node; node.dataset.walk = id; return id; }", cell
-        )
-        return f".jp-Notebook .jp-Cell[data-walk='{number}']"
 
     def start(self, command):
         self.page.evaluate("command => walk.start(command)", command)
@@ -226,15 +221,22 @@ class Walk:
             self.start("notebook:run-cell")
             self.wait()
 
+    def wait_for_text(self, cell, pattern, seconds=90):
+        """Until a regular expression matches the output of this cell."""
+        self.page.wait_for_function(
+            "([id, pattern]) => RegExp(pattern).test(walk.said(id)) || !walk.running",
+            arg=[cell, pattern],
+            timeout=seconds * 1000,
+        )
+        assert re.search(pattern, self.said(cell)), f"{pattern!r} never came: {self.said(self.failed() or cell)[:3000]}"
+
     def stop(self):
         """Presses the stop button of the notebook that is shown."""
         self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) [data-jp-item-name='interrupt']").click()
 
     def said(self, cell):
         """What the output of a cell shows: the text that can be seen, without what is folded away."""
-        return self.page.evaluate(
-            "id => walk.cell(id).node.querySelector('.jp-Cell-outputArea')?.innerText ?? ''", cell
-        )
+        return self.page.evaluate("id => walk.said(id)", cell)
 
     def failed(self):
         """The cell that stopped the notebook, by id; None where there is none."""
