@@ -164,10 +164,11 @@ class Walk:
             self.page.locator(".jp-DirListing-item", has_text=name).dblclick()
         self.page.wait_for_function(
             "name => walk.panel()?.context?.path.endsWith(name) && walk.panel().context.isReady"
-            " && walk.panel().sessionContext.session?.kernel?.status === 'idle'",
+            " && (walk.panel().walked || walk.panel().sessionContext.session?.kernel?.status === 'idle')",
             arg=name,
             timeout=60_000,
         )
+        self.page.evaluate("walk.panel().walked = true")  # from now on its kernel may be busy
 
     def source(self, cell):
         return self.page.evaluate("id => walk.cell(id).model.sharedModel.getSource()", cell)
