@@ -52,9 +52,13 @@ window.walk = {
         notebook.activeCellIndex = walk.cells().indexOf(walk.cell(id));
     },
     start: command => {
-        walk.running = true;
-        jupyterapp.commands.execute(command).finally(() => { walk.running = false; });
+        const panel = walk.panel();
+        panel.running = true;
+        panel.before = Math.max(0, ...walk.cells().map(cell => cell.model.executionCount ?? 0));
+        jupyterapp.commands.execute(command).finally(() => { panel.running = false; });
     },
+    failed: () => walk.cells().find(cell => cell.model.executionCount > walk.panel().before
+        && walk.outputs(cell).some(one => one.output_type === "error"))?.model.id ?? null,
 };
 """
 
@@ -196,7 +200,8 @@ class Walk:
 
     def wait(self, seconds=120):
         self.page.wait_for_function(
-            "!walk.running && walk.panel().sessionContext.session.kernel.status === 'idle'", timeout=seconds * 1000
+            "!walk.panel().running && walk.panel().sessionContext.session.kernel.status === 'idle'",
+            timeout=seconds * 1000,
         )
         self.page.wait_for_timeout(200)  # what came last is drawn, and typeset
 
@@ -207,6 +212,7 @@ class Walk:
     def restart_and_run_all(self):
         """Presses the button for it, and agrees; does not wait for the end."""
         self.start("notebook:restart-run-all")
+        self.page.evaluate("walk.panel().before = 0")
         self.page.locator(".jp-Dialog .jp-mod-accept").click()
 
     def run_from(self, cell, seconds=60):
@@ -216,16 +222,18 @@ class Walk:
         self.wait(seconds)
 
     def run(self, *cells):
-        """Shift+Enter in each of these cells."""
+        """Runs these cells one by one, up to one that fails."""
         for cell in cells:
             self.page.evaluate("id => walk.select(id)", cell)
             self.start("notebook:run-cell")
             self.wait()
+            if self.failed():
+                break
 
     def wait_for_text(self, cell, pattern, seconds=90):
         """Until a regular expression matches the output of this cell."""
         self.page.wait_for_function(
-            "([id, pattern]) => RegExp(pattern).test(walk.said(id)) || !walk.running",
+            "([id, pattern]) => RegExp(pattern).test(walk.said(id)) || !walk.panel().running",
             arg=[cell, pattern],
             timeout=seconds * 1000,
         )
@@ -240,10 +248,8 @@ class Walk:
         return self.page.evaluate("id => walk.said(id)", cell)
 
     def failed(self):
-        """The cell that stopped the notebook, by id; None where there is none."""
-        return self.page.evaluate(
-            "walk.cells().find(cell => walk.outputs(cell).some(one => one.output_type === 'error'))?.model.id ?? null"
-        )
+        """The cell that stopped what was run last, by id; None where there is none."""
+        return self.page.evaluate("walk.failed()")
 
     def not_run(self):
         """The code cells without a number: those after a stop."""

@@ -129,14 +129,13 @@ def test_the_group_that_02_shows_has_completions_that_score_differently(designed
 # --------------------------------------------------------------------------- changing rewards
 
 
-def test_a_changed_reward_is_scored_and_audited_without_loading_the_model_again(second):
+def test_a_changed_reward_is_scored_without_loading_the_model_again(second):
     second.edit(REWARD, ("len(equations) / n_steps", "0.5 + len(equations) / n_steps"))
     before = second.said(SCORED)
-    second.run_from(REWARD)
+    second.run(REWARD, SCORED)
     second.look(SCORED, "02-changed")
     ran_through(second)
-    assert "worked_steps_reward" in second.said(SCORED) != before
-    assert "0.500" in second.said(SCORED) and "worked_steps_reward" in second.said(AUDIT)
+    assert "worked_steps_reward" in second.said(SCORED) != before and "0.500" in second.said(SCORED)
 
 
 def test_a_renamed_reward_whose_old_name_has_weight_0_goes_through(second):
