@@ -6,17 +6,18 @@ import unicodedata
 from dataclasses import dataclass
 
 FILLERS = "\u115f\u1160\u3164\uffa0\u2800"  # letters and symbols that are drawn as nothing
+WORDS = re.compile(rf"[^\W_{FILLERS}]")
 CLOSERS = " \t\r\n.$"  # what may close a sentence or a formula after a boxed answer
 
 
 def has_words(text: str) -> bool:
     """Whether there is a letter or a digit: dots and zero-width characters are no reasoning."""
-    return any(char.isalnum() and char not in FILLERS for char in text)
+    return WORDS.search(text) is not None
 
 
 def is_visible(text: str) -> bool:
     """Whether a reader would see anything: white space, control, combining and zero-width characters do not count."""
-    return any(unicodedata.category(char)[0] not in "ZCM" and char not in FILLERS for char in text)
+    return has_words(text) or any(unicodedata.category(char)[0] not in "ZCM" for char in set(text).difference(FILLERS))
 
 
 class Format:

@@ -1,6 +1,7 @@
 """The completions page in a real Chromium: what a person sees, and what the text of a model can never do to it."""
 
 import base64
+import contextlib
 import csv
 import gzip
 import html
@@ -38,8 +39,9 @@ def needed(reason: str) -> None:
     pytest.skip(reason)
 
 
-@pytest.fixture(scope="module")
-def chromium():
+@contextlib.contextmanager
+def started_chromium(reachable=""):
+    """A browser that reaches nothing but files, and the address `reachable`."""
     found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if not found:
         needed(
@@ -49,10 +51,17 @@ def chromium():
         from playwright.sync_api import sync_playwright
     except ImportError:
         needed("no Playwright here: `pip install playwright`")
+    arguments = [*OFFLINE[:-1], OFFLINE[-1] + (f", EXCLUDE {reachable}" if reachable else "")]
     with sync_playwright() as playwright:
-        browser_process = playwright.chromium.launch(executable_path=found, args=list(OFFLINE))
+        browser_process = playwright.chromium.launch(executable_path=found, args=arguments)
         yield browser_process
         browser_process.close()
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with started_chromium() as browser_process:
+        yield browser_process
 
 
 @pytest.fixture(scope="module")
