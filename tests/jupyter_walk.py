@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import time
 from lab.files import ROOT
 from tests.warm_processes import warm_python
 
-MORE = "--no-browser --allow-root --ServerApp.port=0 --IdentityProvider.token= --LabApp.expose_app_in_browser=True"
+MORE = "--no-browser --ServerApp.port=0 --IdentityProvider.token= --LabApp.expose_app_in_browser=True"
 SETTINGS = {  # a long notebook is drawn whole, and nothing is fetched or asked
     "notebook-extension/tracker": {"windowingMode": "none"},
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
@@ -80,17 +79,17 @@ def jupyter_server(repository, folder):
     environment.pop("PYTHONPATH", None)  # it leads to the checkout
     warm_kernels(folder / "share")
     recipe = subprocess.run(
-        ["make", "-n", "lab", f"VENV={sys.prefix}"], cwd=repository, capture_output=True, text=True, check=True
+        ["make", "-n", "lab", f"VENV={sys.prefix}", f"ARGS={MORE}"], cwd=repository, capture_output=True, text=True
     )
-    (command,) = (line for line in recipe.stdout.splitlines() if "jupyter lab" in line)
+    command = re.search(r"^.*jupyter lab (.*\\\n)*.*", recipe.stdout, re.MULTILINE)[0]  # after a set-up, if it is due
     with open(folder / "server.log", "w+", encoding="utf-8") as log:
         server = subprocess.Popen(
-            ["sh", "-c", f"exec {command} {MORE}"], cwd=repository, env=environment, stdout=log, stderr=log
+            ["sh", "-c", f"exec {command}"], cwd=repository, env=environment, stdout=log, stderr=log
         )
         try:
             said, began = "", time.monotonic()
             while not (address := re.search(r"http://127\.0\.0\.1:\d+/lab\S*", said)):
-                assert server.poll() is None and time.monotonic() - began < 60, f"{shlex.join([command])}: {said}"
+                assert server.poll() is None and time.monotonic() - began < 60, f"{command}: {said}"
                 time.sleep(0.1)
                 said = (folder / "server.log").read_text(encoding="utf-8")
             yield address[0]
