@@ -8,6 +8,7 @@ import pytest
 from lab.data import dataset, loading
 from lab.data.dataset import load_split, prepare_dataset, save_dataset
 from lab.data.loading import DataError, LoadedRows, load_rows
+from lab.files import ROOT
 from rewards import FORMAT, format_reward
 
 
@@ -107,6 +108,19 @@ def test_a_file_without_a_usable_row_says_why(tmp_path, name, content, words):
 def test_a_source_that_is_not_there_says_so(source, words):
     with pytest.raises(DataError, match=words):
         load_rows(source)
+
+
+def test_a_relative_path_is_looked_for_beside_the_notebook_too_and_the_error_names_the_folders(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/rows.csv").write_text("question,answer\na,1\n")
+    monkeypatch.chdir(tmp_path)
+    assert len(load_rows("mine/rows.csv").rows) == 1
+    assert len(load_rows("data/word_problems.jsonl").rows) == 4500
+    with pytest.raises(DataError) as error:
+        load_rows("mine/other.csv")
+    assert f"no file other.csv in {ROOT}/mine or {tmp_path}/mine or {ROOT}/notebooks/mine: give" in str(error.value)
+    with pytest.raises(DataError, match=f"no file other.csv in {tmp_path}: give"):
+        load_rows(f"{tmp_path}/other.csv")
 
 
 def test_empty_and_half_written_files_say_so(tmp_path):

@@ -30,18 +30,20 @@ class LoadedRows:
 def load_rows(source: str, config: str | None = None) -> LoadedRows:
     """Rows of a bundled set (its name in `data/`, such as `word_problems`), a CSV/JSONL/Parquet file, or a Hub data set.
 
-    A Hub data set's splits become a column `split`.
+    A relative path is looked for in the repository and beside the notebook. A Hub data set's splits become a column
+    `split`.
 
     Raises:
         DataError: with the way out, where the source is not there or not of a known kind.
     """
     bundled = {path.stem: path for path in sorted((ROOT / "data").glob("*.jsonl"))}
-    path = bundled.get(source, ROOT / Path(source).expanduser())
-    reader = {".csv": read_csv, ".tsv": read_csv, ".jsonl": jsonl_lines, ".parquet": read_parquet}.get(
-        path.suffix.lower()
-    )
+    places = dict.fromkeys(place / Path(source).expanduser() for place in (ROOT, Path.cwd(), ROOT / "notebooks"))
+    path = bundled.get(source) or next((place for place in places if place.is_file()), ROOT / source)
+    readers = {".csv": read_csv, ".tsv": read_csv, ".jsonl": jsonl_lines, ".parquet": read_parquet}
+    reader = readers.get(path.suffix.lower())
     if reader and not path.is_file():
-        raise DataError(f"There is no file {path}: give a path that exists, or a Hub id such as openai/gsm8k.")
+        folders = " or ".join(str(place.parent) for place in places)
+        raise DataError(f"There is no file {path.name} in {folders}: give a path that exists, or a Hub id.")
     if not reader and not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
         sets = f"a set in data/ ({', '.join(bundled)})"
         raise DataError(f"{source!r} is neither {sets}, nor a .csv, .jsonl or .parquet file, nor a Hub id.")

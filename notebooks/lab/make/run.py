@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -14,6 +15,9 @@ from lab.files import QUIET, ROOT, Row, output_folder, read_json, relative, writ
 
 ROAD = ("01_prepare_data", "02_design_rewards", "03_train_grpo", "04_plot_training", "05_merge_and_export")
 EVERY = ("00_grpo_from_scratch", *ROAD, "06_code_rewards", "07_training_recipes")  # `make run-all`
+# Minutes of each on the starter policy, on two cores of an AMD EPYC that nobody else used, and that machine's `speed`.
+MINUTES = dict(zip(EVERY, (2, 0.2, 0.8, 4.2, 0.3, 3.5, 5, 0.5)))
+SPEED = 740.0
 RUNS = {"03_train_grpo": "run", "06_code_rewards": "code/run"}  # the folder that a notebook trains in
 REWARD_KEY = '"reward": '  # one in every training row of a run's log
 
@@ -24,6 +28,28 @@ class NotebookError(RuntimeError):
 
 def clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def speed(seconds: float = 1.0) -> float:
+    """Rounds a second, on one core, of work like a small policy's: matrix products and softmaxes for 64 completions."""
+    import torch
+
+    torch.set_num_threads(1)
+    rows, weights = torch.ones(64, 256), torch.ones(256, 256) / 256
+    rounds, began = 0, time.perf_counter()
+    while (spent := time.perf_counter() - began) < seconds:
+        for _ in range(12):
+            rows = torch.softmax(rows @ weights, -1)
+        rounds += 1
+    return rounds / spent
+
+
+def expected_time(names: Sequence[str], model: str | None) -> str:
+    """How long these notebooks will take here, by a second of measuring; nothing where that says nothing about it."""
+    if model not in (None, "starter") or shutil.which("nvidia-smi"):
+        return ""
+    minutes = max(1, round(sum(MINUTES[name] for name in names) * SPEED / speed()))
+    return f" This takes about {minutes} minute{'s' * (minutes > 1)} on this machine."
 
 
 @contextlib.contextmanager
@@ -163,7 +189,8 @@ def main() -> None:
     names = EVERY if arguments.all else ROAD
     if arguments.upto:
         names = ROAD[: ROAD.index(arguments.upto) + 1]
-    print(f"Running {len(names)} notebooks; everything is written under {arguments.outputs}/.", flush=True)
+    where = f"Running {len(names)} notebook{'s' * (len(names) > 1)}; everything is written under {arguments.outputs}/."
+    print(where + expected_time(names, arguments.model), flush=True)
     parameters = {name: {"MODEL": arguments.model} for name in ROAD[:3]} if arguments.model else None
     try:
         seconds = run_notebooks(names, arguments.outputs, parameters)
