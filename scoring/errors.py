@@ -13,7 +13,7 @@ class UserError(Exception):
 
     def _render_traceback_(self) -> list[str]:  # IPython asks for it, and `%tb` too
         if any(frame.f_code.co_name == "tb" for frame, _ in traceback.walk_stack(None)):
-            return traceback.format_exception(self)
+            return [part.rstrip("\n") for part in traceback.format_exception(self)]
         return [f"{type(self).__name__}: {self}", "", "Run %tb in a new cell to see the whole traceback."]
 
 
@@ -28,9 +28,9 @@ def error_place(error: BaseException, code: CodeType | None = None, file: Path |
     """
     wanted = str(file) if file else code.co_filename if code else ""
     if isinstance(error, SyntaxError) and error.filename == wanted:
-        return f"{Path(wanted).name}, line {error.lineno}: {(error.text or '').strip()}".rstrip(": ")
+        return f"{Path(wanted).name}, line {error.lineno}: {(error.text or '').strip()}".removesuffix(": ")
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == wanted]
     if not frames:
         return ""
     name = Path(wanted).name if Path(wanted).exists() else "the cell that defines it"
-    return f"{name}, line {frames[-1].lineno}: {frames[-1].line}".rstrip(": ")
+    return f"{name}, line {frames[-1].lineno}: {frames[-1].line}".removesuffix(": ")

@@ -168,6 +168,8 @@ BROKEN = {
         own_cell("return float("),
         ["my_rewards.py cannot be run. SyntaxError: '(' was never closed", "in my_rewards.py, line 6: return float("],
     ),
+    "colon": (own_cell("if completion", "    return 1.0"), ["expected ':'", "in my_rewards.py, line 6: if completion"]),
+    "head": (own_cell("return 1.0", head="@reward\ndef f(:"), ["in my_rewards.py, line 5: def f(:"]),
     "import": (own_cell("return 1.0") + "\nimport no_such_module\n", ["line 8: import no_such_module", "reward cell"]),
     "parameter": (
         own_cell("return 1.0", head="@reward\ndef my_reward(text: str):"),
@@ -227,6 +229,13 @@ def test_the_whole_traceback_is_there_when_asked_for_and_a_bug_of_ours_keeps_its
     assert re.search(r"line 7, in my_reward\n.*table\['steps'\]", printed.getvalue()), printed.getvalue()
     bug = found.run("grading.score_groups([], rows, groups[:2])").error
     assert "zip() argument" in bug and "score_groups" in bug and len(bug.splitlines()) > 10
+
+
+def test_a_reward_that_a_cell_defines_is_told_with_the_line_of_that_cell(notebook):
+    cell = "from rewards import reward\n@reward\ndef x_reward(completion):\n    return 1 / len(completion)"
+    told = notebook().run(cell, "x_reward.score('')").error
+    assert "x_reward raised ZeroDivisionError" in told and "line 4: return 1 / len(completion)" in told
+    assert "in the cell that defines it" in told
 
 
 def test_a_missing_input_is_told_in_a_few_lines_too(notebook):

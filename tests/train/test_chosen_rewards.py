@@ -1,8 +1,11 @@
 """The choice of rewards: from notebook 02 to notebook 03 without copying."""
 
+import pickle
+
 import pytest
 
 from lab.train import chosen_rewards
+from rewards import correctness_reward, gate, length_reward
 
 OWN = """from rewards import reward
 
@@ -69,3 +72,16 @@ def test_a_forgotten_decorator_and_a_name_used_twice_are_told(tmp_path):
             tmp_path,
             "from rewards import length_reward, rename\na = rename(length_reward.with_options(longest=9), 'length_reward')\n",
         )
+
+
+def test_a_combination_is_called_as_its_variable_also_when_pickled_and_rename_has_the_last_word(tmp_path):
+    known = own(
+        tmp_path,
+        "from rewards import cached, correctness_reward, gate, length_reward, rename, rescale\n"
+        "my_gated = gate(length_reward, by=correctness_reward)\nkept = cached(my_gated)\n"
+        "wide = rescale(length_reward, 0, 2)\nz = rename(gate(length_reward, by=correctness_reward), 'short')\n",
+    )
+    assert {"my_gated", "kept", "wide", "short"} <= known.keys() and "z" not in known
+    assert all(name == one.__name__ == pickle.loads(pickle.dumps(one)).__name__ for name, one in known.items())
+    assert known["wide"].high == 2 and known["my_gated"].score("<answer>4</answer>", answer="5") == 0
+    assert gate(length_reward, by=correctness_reward).__name__ == "length_reward_if_correctness_reward", "elsewhere"
