@@ -93,8 +93,8 @@ def test_03_shows_the_only_held_out_measurement_of_an_edited_reward_once_and_wit
     name = "held out, greedy: format_reward"
     first, last = table.loc[f"{name}_v2, step 40"]
     assert pd.isna(first) and last > 0.8
-    assert table.loc[f"{name}, step 0 and 30"].notna().all()
-    assert table.loc["held out, greedy: correctness_reward, step 0 and 40"].notna().all()
+    assert table.loc[f"{name}, steps 0 and 30"].notna().all()
+    assert table.loc["held out, greedy: correctness_reward, steps 0 and 40"].notna().all()
 
 
 def test_03_without_held_out_answers_has_the_table_all_the_same():
@@ -141,7 +141,7 @@ def test_03_says_each_event_in_a_readable_sentence(tmp_path, capsys):
         "step 21: format_reward_v2 replaces format_reward; its mean on the last 64 completions: 0.250 → 0.500",
         "step 21: format_reward_v2 replaces format_reward",
         "step 22: an edit of the rewards was refused: format_reward returned 7.0",
-        "step 30: the run was resumed after step 30",
+        "step 30: the run was resumed after this step",
         "step 31: the run failed: RuntimeError: no memory",
         "step 32: the run was interrupted in the middle of a step",
         "step 33: another",

@@ -257,13 +257,22 @@ def test_03_shows_its_settings_and_their_reasons_and_what_the_monitor_says(road)
         "groups_without_spread",
         "attached: LiveRewards, TemperatureAnnealing, RewardWeights, AdapterCheck, HeldOut, HealthMonitor, LiveView",
         "held out, greedy: correctness_reward",
-        "adapter_check",
+        "56 of 56 trained tensors moved",
         "adamw_torch_fused",
     ):
         assert words in text, words
     held_out = [json.loads(line) for line in (road / "run/log.jsonl").read_text().splitlines() if "eval_n" in line]
     assert [row["step"] for row in held_out] == [0, 2, 3] and all(row["eval_n"] == 4 for row in held_out)
     assert (road / "run/rewards/v1/rewards.py").exists()
+
+
+@pytest.mark.parametrize("name", ["03_train_grpo", "04_plot_training", "05_merge_and_export"])
+def test_nothing_is_shown_as_python_writes_it(road, name):
+    for cell in code_cells(road / "executed" / f"{name}.ipynb"):
+        for output in cell.outputs:
+            shown = "".join(output.get("text", "")) + "".join(output.get("data", {}).get("text/plain", ""))
+            shown = shown.split("<pandas.io")[0]  # what stands for a table where HTML cannot be shown
+            assert not re.search(r"Path\(|\('\w+',\)|\(\)|<reward |\{'", shown), (cell.source, shown)
 
 
 def test_03_again_with_more_steps_goes_on_where_the_run_ended(road, tmp_path):

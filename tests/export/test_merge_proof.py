@@ -462,8 +462,7 @@ def test_a_model_that_training_did_not_move_is_named_as_such_and_not_as_a_droppe
     name, base = "base_model.model.w.lora_{}.weight", {"w.weight": torch.randn(8, 8)}
     tensors = {name.format("A"): torch.randn(2, 8), name.format("B"): torch.zeros(8, 2)}
     save_file(tensors, tmp_path / "adapter_model.safetensors")
-    edit_config = {"r": 2, "lora_alpha": 4}
-    (tmp_path / "adapter_config.json").write_text(json.dumps(edit_config))
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 4}))
     start = {"learns": {key: list(checksum(tensor)) for key, tensor in tensors.items()}}
     updates = {"w.weight": lambda: torch.zeros(8, 8)} if all_weights else weight_checks.lora_updates(tmp_path)
     adapter = None if all_weights else weight_checks.check_adapter(tmp_path, start)
@@ -473,6 +472,9 @@ def test_a_model_that_training_did_not_move_is_named_as_such_and_not_as_a_droppe
     assert str(raised.value).startswith(
         "There is nothing to merge: the training moved no weight of the model.\nNothing was"
     )
+    if adapter:
+        said = merge_proof.proof_warnings({**proof, "greedy_as_trained": 1.0})
+        assert said == ["The training moved no weight of the adapter: there is nothing to merge."]
     with pytest.raises(model_folder.ExportError, match="No gradient reached it: look at grad_norm"):
         merge_proof.refuse_unproved(proof)
     dropped = weight_checks.compare_weights(base, base, {"w.weight": lambda: torch.ones(8, 8)})

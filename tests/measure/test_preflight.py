@@ -486,7 +486,7 @@ def test_a_preflight_of_other_rewards_weights_or_data_or_none_at_all_is_told(tmp
         ({"source": "t"}, "rewards"),
     ):
         (note,) = noted(tmp_path, record, **changes)
-        assert note == f"the preflight was made for other {what}, and said go to those. Run notebook 02 again."
+        assert note == f"the preflight, which said go, was made for other {what}: run notebook 02 again."
     older = {"source_sha256": None, "data": None}  # of a notebook that did not write them yet
     assert noted(tmp_path, {**record, **older}, source="t", data="e") == []
 

@@ -164,6 +164,8 @@ def proof_table(proof: Row) -> pd.DataFrame:
 def proof_warnings(proof: Row) -> list[str]:
     """What is worth knowing, though it does not make the merge wrong."""
     kept, agree, adapter, warnings = proof["weights"]["update_kept"], proof["greedy_as_trained"], proof["adapter"], []
+    if adapter and nothing_moved(proof):
+        return ["The training moved no weight of the adapter: there is nothing to merge."]
     if adapter and not adapter["at_start"]:
         warnings.append("The run kept no start.json: that adapter and base are the run's own was not checked.")
     if adapter and (proof["trained_against_base"] or {}).get("kl", math.inf) <= kl_limit(proof):

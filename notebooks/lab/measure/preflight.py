@@ -335,7 +335,7 @@ def preflight_notes(folder: Path, chosen: Row, data: str) -> Iterator[str]:
     pairs["rewards"] = (record.get("source_sha256"), chosen["source_sha256"])
     pairs["data"] = (record.get("data"), data)
     if others := [what for what, (before, now) in pairs.items() if before is not None and before != now]:
-        what = f"the preflight was made for other {' and '.join(others)}, and said {record['verdict']} to those"
-        yield f"{what}. Run notebook 02 again."
+        said = f"the preflight, which said {record['verdict']}, was made for other {' and '.join(others)}"
+        yield f"{said}: run notebook 02 again."
     elif record["verdict"] == "no-go":
         yield f"the preflight of notebook 02 says {verdict_text(record)}"

@@ -17,7 +17,7 @@ AT_MOST = 5  # changes of a setting that are marked; one that changes more often
 EVENTS = {  # in words, by kind
     "adapter_check": "{moved} of {of} trained tensors moved; of the {base_tensors} frozen ones {base_changed} changed",
     "health": "{verdict}, {rule}: {message}",
-    "resumed": "the run was resumed after step {after_step}",
+    "resumed": "the run was resumed after this step",
     "failed": "the run failed: {reason}",
     "interrupted": "the run was {reason}",
     "reward_changed": "{name} replaces {was}",

@@ -44,11 +44,11 @@ def load_checked(
     try:
         sources = chosen_rewards.read_sources(folder)
         functions, weights, record = chosen_rewards.load_choice(folder)
-        job = {"sources": functions[0].loaded.sources, "before": kept, "folder": str(folder)}
-        job |= {"columns": rows.column_names, "batch": (recorded_batch(run, rows) or [None])[0]}
-        job["rewards"] = {function.__name__: function.loaded.variable(function) for function in functions}
-        known = job["batch"] is None or job["sources"] == kept
-        results = {} if known else chosen_rewards.check_in_process(job, 60)
+        loaded, results = functions[0].loaded, {}
+        if loaded.sources != kept and (found := recorded_batch(run, rows)):
+            job = {"sources": loaded.sources, "before": kept, "folder": str(folder), "batch": found[0]}
+            job["rewards"] = {function.__name__: loaded.variable(function) for function in functions}
+            results = chosen_rewards.check_in_process({**job, "columns": rows.column_names}, 60)
         errors = {name: result["error"] for name, result in results.items() if result["error"]}
         what = f"The edited rewards fail on the last completions of {relative(run)}"
     except MissingInputError:
@@ -85,7 +85,7 @@ def rows_of(prompts: Iterable[str], rows: Iterable[Row]) -> dict[str, Row]:
     for row in rows:
         question = question_text(row["prompt"]).strip()
         for text in prompts:
-            if (at := text.rfind(question)) >= 0:
+            if question and (at := text.rfind(question)) >= 0:
                 place = (at + len(question), len(question))
                 found[text] = max(found.get(text, ((0, 0), row)), (place, row), key=lambda one: one[0])
     return {text: row for text, (_, row) in found.items()}
@@ -97,10 +97,10 @@ def recorded_batch(run: Path, rows: Iterable[Row]) -> tuple[Row, pd.DataFrame] |
     The record has prompts as texts and columns cut short, so both come from `rows`. Of the token ids only the number is
     known.
     """
-    files = max(run.glob("completions/completions_*.parquet"), key=run_folder.step_of, default=None)
-    if files is None:
+    last = max(run.glob("completions/completions_*.parquet"), key=run_folder.step_of, default=None)
+    if last is None:
         return None
-    table = pd.read_parquet(files)
+    table = pd.read_parquet(last)
     found = rows_of(table["prompt"], rows)
     table = table[table["prompt"].isin(found)]
     asked = [found[text] for text in table["prompt"]]

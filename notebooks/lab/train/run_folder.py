@@ -62,7 +62,7 @@ def open_folder(folder: Path, about: Row, resume: bool | str = True, say: Callab
         unfinished = about["requested"]["max_steps"] > record["requested"]["max_steps"]
     changed = setting_differences(record, about) if unfinished else []
     checkpoint = last_checkpoint(folder) if unfinished and not changed else None
-    if checkpoint is None and (refused := about["rewards"].get("refused")):
+    if checkpoint is None and (refused := about.get("rewards", {}).get("refused")):
         raise ValueError(refused)
     if changed:
         lines = "\n  ".join(changed[:8])
