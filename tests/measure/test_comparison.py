@@ -247,7 +247,7 @@ def test_a_handful_of_gains_is_not_called_a_gain_and_few_problems_are_warned_of(
 
 def test_few_held_out_rows_are_said_to_show_little_with_what_to_do():
     some = verdicts.held_out_words(6, 54)
-    assert "With 3 answered right, the share right lies between 11.8 and 88.2 %" in some
+    assert "If 3 are answered right in notebook 05, the share lies between 11.8 and 88.2 %" in some
     assert (
         "Only a large gain can be shown. Add rows, until 100 can be held out" in some
         and "TEST_SHARE = 0.5 there are 30" in some

@@ -846,6 +846,8 @@ def test_the_keyboard_alone_goes_everywhere(opened, small_page):
     for key, view in zip("12345", ("prompts", "compare", "completions", "suspects", "log")):
         page.keyboard.press(key)
         assert page.is_visible(f"#{view}") and page.get_attribute(f"[data-view={view}]", "aria-current") == "page"
+        assert page.get_attribute(f"[data-view={view}]", "title").endswith(f"(key {key})")
+        assert not any(letter.isdigit() for letter in page.inner_text(f"[data-view={view}]")), "a key reads as a count"
     page.keyboard.press("1")
     page.keyboard.press("/")
     page.keyboard.type("many 12/")  # no key of ours acts while one types

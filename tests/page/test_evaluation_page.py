@@ -332,7 +332,7 @@ def test_the_page_speaks_of_models_and_never_of_steps(evaluation):
     page = evaluation()
     assert page.inner_text("h1") == page.title() == "Evaluation"
     assert page.inner_text("#run-about") == "base → adapter → merged · 40 prompts · 600 completions"
-    assert page.locator("#views button").all_inner_texts() == ["Prompts1", "Compare2", "Completions3", "Suspects4"]
+    assert page.locator("#views button").all_inner_texts() == ["Prompts", "Compare", "Completions", "Suspects"]
     for view in ("prompts", "compare", "completions", "suspects"):
         page.evaluate(f"location.hash = 'view={view}'")
         page.wait_for_selector(f"#{view}", state="visible")

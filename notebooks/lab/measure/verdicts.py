@@ -94,11 +94,11 @@ def held_out_words(n: int, n_train: int) -> str:
     """What an evaluation on n held-out rows can show and, where that is little, what to do.
 
     >>> held_out_words(500, 4000)
-    'Held-out rows: 500. With 250 answered right, the share right lies between 45.5 and 54.5 % (95 % interval).'
+    'Held-out rows: 500. If 250 are answered right in notebook 05, the share lies between 45.5 and 54.5 % (95 % interval).'
     """
     half, total = (n + 1) // 2, n + n_train
     low, high = (100 * end for end in binomtest(half, n).proportion_ci())
-    said = f"Held-out rows: {n:,}. With {half} answered right, the share right lies between {low:.1f} and {high:.1f} %"
+    said = f"Held-out rows: {n:,}. If {half} are answered right in notebook 05, the share lies between {low:.1f} and {high:.1f} %"
     said += " (95 % interval)."
     if n >= ROUGH:
         return said

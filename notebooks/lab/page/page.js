@@ -1668,8 +1668,8 @@
     const made = visible(run.made ?? "", 40).replace("T", " ").slice(0, 16);
     const lines = [aboutText, kept(2000), ...notes.map((text) => visible(text, 400)), made && `This page was made ${made}.`];
     $("help").append(make("h2", {}, `This ${RUN}`), ...lines.filter(Boolean).map((line) => make("p", {}, line)));
-    $("views").append(...views.map(([view, label], at) => button([label, make("kbd", { "aria-hidden": "true" }, at + 1)],
-      `${label} (${at + 1})`, () => show(view), { "data-view": view })));
+    $("views").append(...views.map(([view, label], at) => button(label, `${label} (key ${at + 1})`, () => show(view),
+      { "data-view": view })));
     $("export").addEventListener("click", exportCsv);
     $("theme").addEventListener("click", nextTheme);
     $("open-help").addEventListener("click", help);
