@@ -140,7 +140,7 @@ def test_a_changed_reward_is_scored_without_loading_the_model_again(second):
 
 def test_a_renamed_reward_whose_old_name_has_weight_0_goes_through(second):
     second.edit(REWARD, ("def worked_steps_reward", "def my_steps_reward"))
-    second.run_from(REWARD)
+    second.run(REWARD, SCORED, AUDIT, PREFLIGHT, SAVE)
     second.look(SCORED, "02-renamed")
     ran_through(second)
     assert "my_steps_reward" in second.said(SCORED) and "my_steps_reward" in second.said(AUDIT)
@@ -149,8 +149,7 @@ def test_a_renamed_reward_whose_old_name_has_weight_0_goes_through(second):
 def test_a_renamed_reward_whose_old_name_has_a_weight_is_missed_by_name_where_it_is_missing(second):
     second.edit(PARAMETERS, ('"worked_steps_reward": 0.0', '"worked_steps_reward": 0.3'))
     second.edit(REWARD, ("def worked_steps_reward", "def my_steps_reward"))
-    second.run(PARAMETERS)
-    second.run_from(REWARD)
+    second.run(PARAMETERS, REWARD, SCORED, AUDIT, PREFLIGHT)
     cell, said = complaint(second, "worked_steps_reward", "WEIGHTS", name="02-missing")
     assert cell in (REWARD, SCORED) and "my_steps_reward" in said, "and what there is instead"
 
