@@ -126,7 +126,7 @@ def jupyter_server(repository, folder):
     recipe = subprocess.run(
         ["make", "-n", "lab", f"VENV={sys.prefix}"], cwd=repository, capture_output=True, text=True, check=True
     )
-    (command,) = (line for line in recipe.stdout.splitlines() if "jupyter lab" in line)
+    (command,) = (line for line in recipe.stdout.replace("\\\n", " ").splitlines() if "jupyter lab" in line)
     with open(folder / "server.log", "w+", encoding="utf-8") as log:
         server = subprocess.Popen(
             ["sh", "-c", f"exec {command} {MORE}"], cwd=repository, env=environment, stdout=log, stderr=log
