@@ -209,7 +209,7 @@ def training(designed):
     walk = designed
     walk.open("02_design_rewards.ipynb")
     walk.edit(PARAMETERS, ('"worked_steps_reward": 0.0', '"worked_steps_reward": 0.2'))
-    walk.run(PARAMETERS, REWARD, SCORED, AUDIT, PREFLIGHT, SAVE)
+    walk.run(PARAMETERS, REWARD, SCORED, PREFLIGHT, SAVE)
     ran_through(walk)
     walk.open("03_train_grpo.ipynb")
     walk.edit("c03", *SHORT)
