@@ -114,7 +114,7 @@ def call_as_trl(
     return function(
         prompts=list(prompts),
         completions=[as_completion(text, prompt) for prompt, text in zip(prompts, completions, strict=True)],
-        completion_ids=completion_ids or [list(range(count_tokens(text, None))) for text in completions],
+        completion_ids=completion_ids or [[0] * count_tokens(text, None) for text in completions],
         trainer_state=trainer_state or SimpleNamespace(global_step=0, max_steps=1, epoch=0.0),
         log_extra=lambda *_: None,
         log_metric=lambda *_: None,

@@ -19,9 +19,10 @@ matplotlib.use("Agg")
 # The files that take longest, longest first. `make test` hands them out in this order: one that begins last and
 # takes minutes would run while the other processes have nothing left.
 LONG = """
-    test_notebooks test_health test_sandbox_attacks test_audit test_from_scratch test_training test_models test_gpu_check
-    test_live_rewards test_browser test_merge_proof test_figures test_serving test_evaluation_page test_sandbox
-    test_starter_policy test_training_curves test_evaluate test_judge test_completions test_preflight test_comparison
+    test_notebooks test_first_hour test_health test_sandbox_attacks test_audit test_from_scratch test_training
+    test_models test_gpu_check test_live_rewards test_browser test_merge_proof test_figures test_serving
+    test_evaluation_page test_sandbox test_starter_policy test_training_curves test_evaluate test_judge
+    test_completions test_preflight test_comparison
 """.split()
 
 

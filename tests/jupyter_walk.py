@@ -81,7 +81,7 @@ def jupyter_server(repository, folder):
     recipe = subprocess.run(
         ["make", "-n", "lab", f"VENV={sys.prefix}", f"ARGS={MORE}"], cwd=repository, capture_output=True, text=True
     )
-    command = re.search(r"^.*jupyter lab (.*\\\n)*.*", recipe.stdout, re.MULTILINE)[0]  # after a set-up, if it is due
+    (command,) = (line for line in recipe.stdout.replace("\\\n", " ").splitlines() if "jupyter lab" in line)
     with open(folder / "server.log", "w+", encoding="utf-8") as log:
         server = subprocess.Popen(
             ["sh", "-c", f"exec {command}"], cwd=repository, env=environment, stdout=log, stderr=log
@@ -105,8 +105,12 @@ class Walk:
         self.page, self.screens, self.stations = page, screens, 0
         screens.mkdir()
         page.goto(address)
-        page.wait_for_function("window.jupyterapp && jupyterapp.restored.then(() => true)", timeout=60_000)
+        self.until("() => window.jupyterapp && jupyterapp.restored.then(() => true)")
         page.evaluate(HELPERS)
+
+    def until(self, condition, argument=None, seconds=60):
+        """Asks now and then: by itself Playwright asks at every frame, and has the page drawn 60 times a second."""
+        self.page.wait_for_function(condition, arg=argument, timeout=seconds * 1000, polling=250)
 
     def open(self, name):
         """Opens a notebook by a double click in the file browser, or goes to its tab."""
@@ -120,11 +124,10 @@ class Walk:
         )
         if not path:
             self.page.locator(".jp-DirListing-item", has_text=name).dblclick()
-        self.page.wait_for_function(
+        self.until(
             "name => walk.panel()?.context?.path.endsWith(name) && walk.panel().context.isReady"
             " && (walk.panel().walked || walk.panel().sessionContext.session?.kernel?.status === 'idle')",
-            arg=name,
-            timeout=60_000,
+            name,
         )
         self.page.evaluate("walk.panel().walked = true")  # from now on its kernel may be busy
 
@@ -153,9 +156,8 @@ class Walk:
         self.page.evaluate("command => walk.start(command)", command)
 
     def wait(self, seconds=120):
-        self.page.wait_for_function(
-            "!walk.panel().running && walk.panel().sessionContext.session.kernel.status === 'idle'",
-            timeout=seconds * 1000,
+        self.until(
+            "() => !walk.panel().running && walk.panel().sessionContext.session.kernel.status === 'idle'", None, seconds
         )
         self.page.wait_for_timeout(200)  # what came last is drawn, and typeset
 
@@ -169,12 +171,6 @@ class Walk:
         self.page.evaluate("walk.panel().before = 0")
         self.page.locator(".jp-Dialog .jp-mod-accept").click()
 
-    def run_from(self, cell, seconds=60):
-        """Runs this cell and all below it."""
-        self.page.evaluate("id => walk.select(id)", cell)
-        self.start("notebook:run-all-below")
-        self.wait(seconds)
-
     def run(self, *cells):
         """Runs these cells one by one, up to one that fails."""
         for cell in cells:
@@ -186,10 +182,8 @@ class Walk:
 
     def wait_for_text(self, cell, pattern, seconds=90):
         """Until a regular expression matches the output of this cell."""
-        self.page.wait_for_function(
-            "([id, pattern]) => RegExp(pattern).test(walk.said(id)) || !walk.panel().running",
-            arg=[cell, pattern],
-            timeout=seconds * 1000,
+        self.until(
+            "([id, pattern]) => RegExp(pattern).test(walk.said(id)) || !walk.panel().running", [cell, pattern], seconds
         )
         assert re.search(pattern, self.said(cell)), f"{pattern!r} never came: {self.said(self.failed() or cell)[:3000]}"
 
