@@ -193,7 +193,7 @@ class Walk:
 
     def said(self, cell):
         """What the output of a cell shows: the text that can be seen, without what is folded away."""
-        return self.page.evaluate("id => walk.said(id)", cell)
+        return re.sub(r"^\[\d+\]:\n*", "", self.page.evaluate("id => walk.said(id)", cell), flags=re.MULTILINE)
 
     def failed(self):
         """The cell that stopped what was run last, by id; None where there is none."""
