@@ -21,7 +21,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 
 from scoring.batch import BY_TRL, Batch, Messages, count_tokens
-from scoring.errors import InputError, UserError, error_place
+from scoring.errors import CORRECT, InputError, UserError, error_place
 
 logger = logging.getLogger("rewards")
 
@@ -257,7 +257,7 @@ class RewardFunction:
         place = error_place(error, code)
         lines += [f"in {place}"] * bool(place)
         if place and self.__module__ != "rewards":
-            lines.append("Correct that line, and run its cell and the next ones again.")
+            lines.append(f"{CORRECT}, and run its cell and the next ones again.")
         return RewardError("\n".join(lines))
 
     def _checked(self, value: Any, text: str) -> float | Exception | None:

@@ -4,6 +4,8 @@ import traceback
 from pathlib import Path
 from types import CodeType
 
+CORRECT = "Correct that line"  # the begin of the advice where a cell is run; training has advice of its own
+
 
 class UserError(Exception):
     """Something that the person at the notebook can correct, and that its message tells completely.

@@ -28,7 +28,7 @@ from lab.files import Row, read_json, write_json
 from rewards import RewardFunction
 from scoring.batch import call_as_trl
 from scoring.combine import chosen_weights
-from scoring.errors import InputError, UserError, error_place
+from scoring.errors import CORRECT, InputError, UserError, error_place
 
 if TYPE_CHECKING:
     from scoring.audit import Audit
@@ -194,7 +194,7 @@ def _run_text(text: str, path: Path) -> ModuleType:
     except Exception as error:
         place = error_place(error, file=path)
         told = error.msg if isinstance(error, SyntaxError) else str(error)
-        way = f"Correct that line{' in the reward cell of notebook 02' * (path.name == OWN_FILE)}, and run its cell again."
+        way = f"{CORRECT}{' in the reward cell of notebook 02' * (path.name == OWN_FILE)}, and run its cell again."
         raise InputError(f"{path.name} cannot be run. {type(error).__name__}: {told}\nin {place}\n{way}") from error
     return module
 
@@ -284,7 +284,8 @@ def describe_error(error: BaseException) -> str:
     is_ours = isinstance(error, UserError) or (isinstance(error, ValueError) and not place)
     place = "" if is_ours else place  # which its message has
     text = str(error) if is_ours else f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return "; ".join(" ".join(line.split()) for line in text.splitlines())[:1000] + place
+    lines = [" ".join(line.split()) for line in text.splitlines() if not line.startswith(CORRECT)]
+    return "; ".join(lines)[:1000] + place
 
 
 def fingerprint(sources: dict[str, str], variable: str | None) -> str:
