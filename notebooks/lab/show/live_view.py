@@ -138,7 +138,7 @@ def findings_html(findings: Sequence[health.Finding]) -> str:
 def samples_html(step: int, samples: pd.DataFrame, rewards: Sequence[str]) -> str:
     """A prompt's completions under each other, with their scores. What a model writes is escaped."""
     asked = samples["data/question" if "data/question" in samples else "prompt"].iloc[0]
-    table = readable(samples[["sample", "advantage", *rewards, "completion"]])
+    table = readable(samples[["sample", "completion", "advantage", *rewards]])
     head = (
         f'<p class="{NO_MATH}" style="white-space: pre-wrap">Step {step}: <i>{html.escape(str(asked)[-1000:])}</i></p>'
     )
