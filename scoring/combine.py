@@ -42,16 +42,14 @@ class AdoptedFunction(RewardFunction):
         try:
             found = self.function(**given)
             found = run_in_background(found) if inspect.isawaitable(found) else found
-            if found is None:
-                wanted = f"one score for each of the {len(batch.texts)} completions"
-                raise RewardError(f"{self.__name__} returned None, not {wanted}. Is its `return` missing?")
-            found = list(found)
-        except RewardError:
-            raise
+            found = found if found is None else list(found)
         except Exception as error:
             if not is_failure(error):
                 raise self._broken(error, self._culprit(batch)) from error
             return [error] * len(batch.texts)
+        if found is None:
+            wanted = f"one score for each of the {len(batch.texts)} completions"
+            raise RewardError(f"{self.__name__} returned None, not {wanted}. Is its `return` missing?")
         if len(found) != len(batch.texts):
             raise RewardError(f"{self.__name__} returned {len(found)} scores for {len(batch.texts)} completions")
         return found

@@ -278,12 +278,11 @@ class RewardFunction:
     def _advice(self, value: Any, number: float) -> str:
         """What to do about a value that is no score."""
         if math.isfinite(number):
-            low, high = min(self.low, number), max(self.high, number)
-            range_ = f"(low={low:g}, high={high:g})"
+            range_ = f"low={min(self.low, number):g}, high={max(self.high, number):g})"
             way = (
-                f"write adopt(f, {range_[1:]}" if self.for_chats else f"write @reward{range_} on the line above its def"
+                f"adopt({self.__name__}, {range_}" if self.for_chats else f"@reward({range_} on the line above its def"
             )
-            return f"If that score is meant, declare the range: {way}."
+            return f"If that score is meant, declare the range: write {way}."
         if isinstance(value, (str, bytes)) or not hasattr(value, "__len__") or self.groupwise or self.for_chats:
             return "Return one finite number for each completion."
         group = "To score a whole group at once, name the parameter `completions`"
@@ -328,20 +327,21 @@ def reward(
     return make if function is None else make(function)
 
 
-@functools.lru_cache(maxsize=64)
 def never_returns(function: Callable) -> bool:
     """Whether the source of a function has no `return` with a value; False where there is no source."""
     try:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     except (OSError, TypeError, ValueError, SyntaxError):
         return False
-    todo = list(definition.body) if isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)) else [ast.Return(1)]
+    inner = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)  # whose `return` is another one
+    if not isinstance(definition, inner):  # a lambda
+        return False
+    todo = list(definition.body)
     while todo:
         node = todo.pop()
-        if isinstance(node, ast.Return) and node.value is not None or isinstance(node, (ast.Raise, ast.Yield)):
+        if isinstance(node, ast.Return) and node.value is not None or isinstance(node, ast.Raise):
             return False
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
-            todo += ast.iter_child_nodes(node)
+        todo += [] if isinstance(node, inner) else ast.iter_child_nodes(node)
     return True
 
 

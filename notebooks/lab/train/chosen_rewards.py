@@ -69,16 +69,12 @@ def save_choice(folder: Path, weights: dict[str, float], audited: Row | None = N
         about = {"range": [one.low, one.high], "columns": one.columns, "decides": bool(one.claims_correctness)}
         chosen.append({"name": name, "weight": weight, **about})
     if not audited or (audited["weights"], audited["source_sha256"]) != (weights, digest):
-        found = {
-            "status": "not run",
-            "said": "The audit was not run for these rewards and weights: run its cell first.",
-        }
+        status, said = "not run", "The audit was not run for these rewards and weights: run its cell first."
     elif kinds := audited["kinds_of_failures"]:
-        said = f"The audit found {kinds} kind{'s' * (kinds > 1)} of failure; saved all the same."
-        found = {"status": "failed", "said": said}
+        status, said = "failed", f"The audit found {kinds} kind{'s' * (kinds > 1)} of failure; saved all the same."
     else:
-        found = {"status": "passed", "said": "The audit holds for these rewards and weights."}
-    record = {"rewards": chosen, "source_sha256": digest, "audit": found}
+        status, said = "passed", "The audit holds for these rewards and weights."
+    record = {"rewards": chosen, "source_sha256": digest, "audit": {"status": status, "said": said}}
     write_json(folder / "rewards.json", record)
     return record
 
