@@ -11,9 +11,10 @@ from typing import Any
 
 import pandas as pd
 
-from scoring.combine import prepare_rewards
+from scoring.combine import chosen_weights, prepare_rewards
 from scoring.contract import RewardError, RewardFunction
 from scoring.contract_checks import check_contract
+from scoring.errors import InputError
 from scoring.probes import ANOTHER, FALSE, Trial, make_trials
 from scoring.right import deciding_rewards
 
@@ -21,6 +22,28 @@ Row = dict[str, Any]
 Result = tuple[dict[str, Any], list[tuple]]  # a line of the summary, lines of the failures
 FAILURE_COLUMNS = ["reward", "what fails", "completion or what came", "score", "score of the right one"]
 SET = "weighted set"  # its name among the rewards of an audit
+SET_ADVICE = "If a reward above fails, correct that first. Else give style less weight than being right, or gate it: "
+SET_ADVICE += "gate(style, by=correctness_reward)."
+ALONE = "Score each completion by itself: no randomness, and nothing kept from other completions or calls."
+ADVICE = {  # by the beginning of what fails
+    "pays for right answers": "Give a reward that decides what is right a weight, such as correctness_reward.",
+    "wrong": "Compare the whole final answer with the gold: same_answer(extract_answer(completion) or '', answer).",
+    "cheating: hedged": "Refuse an answer that is more than one value, as correctness_reward does.",
+    "cheating": "Judge only extract_answer(completion), which is None for reasoning, two answers, or an answer taken back.",
+    "silent": "Give a completion without an answer the lowest score.",
+    "not answering pays": "Score no answer as low as a wrong one.",
+    "scores above the plainly right one": "Pay the plainly right completion most; lower the weight of what pays this one more.",
+    "can be called at all": "Correct the error, then run the reward's cell and the next ones again.",
+    "scores a right answer": "Return a number wherever a gold answer is there. Is a `return` missing?",
+    "pays for something": "Score a right completion by hand. A pattern may lack re.DOTALL, or ask for another format.",
+    "same scores for chat": "Score the parameter `completion` only: it is the same text in both cases.",
+    "same scor": ALONE,
+    "odd and empty texts": "Give empty and odd text the lowest score: no text may raise an error.",
+    "None only by the row": "Return a number on every path; is a `return` missing? None is for rows without a gold answer.",
+    "1 MB of hostile text": "Use linear patterns, without nested repeats, or score only the first 10,000 characters.",
+    "what the prompt has begun": "Score the parameter `completion` only: it includes what the prompt has begun.",
+    "pays nothing where the gold": "Return None where the gold answer is None.",
+}
 
 
 @dataclass
@@ -34,21 +57,42 @@ class Audit:
     def passed(self) -> bool:
         return self.failures.empty
 
+    def findings(self) -> pd.DataFrame:
+        """The failures by kind: what fails, how often, the worst example, both scores, and what to do about it."""
+        lines = []
+        for (name, kind), part in self.failures.groupby(["reward", _kinds(self.failures)], sort=False):
+            of_set = name == SET and kind.startswith((*FALSE, "not answering"))
+            advice = SET_ADVICE if of_set else next(text for start, text in ADVICE.items() if kind.startswith(start))
+            worst = (part["score"] - part["score of the right one"]).astype(float).fillna(0.0).argmax()
+            first = {column: part[column].iloc[worst] for column in FAILURE_COLUMNS[2:]}
+            example = part["what fails"].iloc[worst].removeprefix(kind).strip(": ")
+            lines.append({"reward": name, "what fails": kind, "times": len(part), "for example": example, **first})
+            lines[-1]["what to do"] = advice
+        return pd.DataFrame(
+            lines, columns=[*FAILURE_COLUMNS[:2], "times", "for example", *FAILURE_COLUMNS[2:], "what to do"]
+        )
+
 
 def audit(functions: Iterable[Callable], rows: Sequence[Row], weights: dict[str, float] | None = None) -> Audit:
     """Audits each function (rewards, or in TRL's own signature), and with {name: weight} the weighted set.
 
-    `rows` are some of your data set, with `prompt` and the columns that the rewards need. Raises ValueError without
-    rows, or for a weight whose function is not there.
+    `rows` are some of your data set, with `prompt` and the columns that the rewards need. Raises InputError without
+    rows, and for weights that `chosen_weights` refuses.
     """
     functions, rows = prepare_rewards(functions), list(rows)
+    weights = weights and chosen_weights(weights, [function.__name__ for function in functions])
     if not rows:
-        raise ValueError("the audit builds its completions from rows of your data set: give it at least one")
+        raise InputError("the audit builds its completions from rows of your data set: give it at least one")
     results = [_try_reward(function, rows) for function in functions]
     if weights:
         results.append(_try_weighted_set(functions, rows, weights))
     summary = pd.DataFrame([line for line, _ in results]).set_index("reward")
     return Audit(summary, pd.DataFrame([line for _, lines in results for line in lines], columns=FAILURE_COLUMNS))
+
+
+def _kinds(failures: pd.DataFrame) -> pd.Series:
+    """What fails without the single case: `cheating` of `cheating: two answers`; hedges are a kind of their own."""
+    return failures["what fails"].str.extract(r"^(cheating: hedged|[^:]+)", expand=False)
 
 
 def _broken(name: str, error: Exception) -> Result:
@@ -88,12 +132,13 @@ def _try_reward(function: RewardFunction, rows: Sequence[Row]) -> Result:
 def _try_weighted_set(functions: Sequence[RewardFunction], rows: Sequence[Row], weights: dict[str, float]) -> Result:
     """The weighted sum, as TRL forms it, on completions for the rows of the first reward that decides."""
     by_name = {function.__name__: function for function in functions}
-    if unknown := weights.keys() - by_name:
-        raise ValueError(f"the weights name {min(unknown)!r}; the functions are: {', '.join(by_name)}")
-    chosen = [by_name[name] for name, weight in weights.items() if weight]
+    chosen = [by_name[name] for name in weights]
     deciding = deciding_rewards(chosen, [weights[function.__name__] for function in chosen])
     if not deciding:
         came = "no reward in the set claims correctness, so the policy learns style alone; "
+        for function in chosen:
+            if function.claims_correctness:
+                came = f"{function.__name__} has a negative weight, so wrong answers are paid; "
         came += "if one decides what is right, write @reward(claims_correctness=True)"
         return {"reward": SET, "verdict": "fails"}, [(SET, "pays for right answers", came, None, None)]
     try:

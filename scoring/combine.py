@@ -1,16 +1,19 @@
 """Rewards made of other functions: adopted from TRL's signature, made ready for it, gated, rescaled, renamed, cached."""
 
+import difflib
 import functools
 import hashlib
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+import numbers
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from scoring.batch import Batch, as_completion
 from scoring.contract import RewardError, RewardFunction, callable_name, is_failure, name_with, run_in_background
+from scoring.errors import InputError
 
 
 class AdoptedFunction(RewardFunction):
@@ -38,11 +41,15 @@ class AdoptedFunction(RewardFunction):
             given = {name: given[name] for name in inspect.signature(self.function).parameters if name in given}
         try:
             found = self.function(**given)
-            found = list(run_in_background(found) if inspect.isawaitable(found) else found)
+            found = run_in_background(found) if inspect.isawaitable(found) else found
+            found = found if found is None else list(found)
         except Exception as error:
             if not is_failure(error):
                 raise self._broken(error, self._culprit(batch)) from error
             return [error] * len(batch.texts)
+        if found is None:
+            wanted = f"one score for each of the {len(batch.texts)} completions"
+            raise RewardError(f"{self.__name__} returned None, not {wanted}. Is its `return` missing?")
         if len(found) != len(batch.texts):
             raise RewardError(f"{self.__name__} returned {len(found)} scores for {len(batch.texts)} completions")
         return found
@@ -100,6 +107,30 @@ def prepare_rewards(functions: Iterable[Callable], columns: Iterable[str] | None
     return list(found.values())
 
 
+def chosen_weights(weights: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
+    """The weights other than 0 of the rewards of these names. A name of weight 0 need not be one of a reward.
+
+    Raises InputError, saying what to change, for a name that is no reward's, a weight that is no number, and no weight.
+    """
+    names, found = list(names), {}
+    if not isinstance(weights, Mapping):
+        raise InputError(f'WEIGHTS must be a dict such as {{"correctness_reward": 1.0}}, not {weights!r}.')
+    for name, weight in weights.items():
+        if not isinstance(weight, numbers.Real) or not math.isfinite(weight):
+            way = "Write a number such as 0.5; 0 leaves the reward out."
+            raise InputError(f"WEIGHTS gives {name!r} the weight {weight!r}, which is no finite number. {way}")
+        if weight and name not in names:
+            near = "".join(f" Did you mean {one!r}?" for one in difflib.get_close_matches(str(name), names, 1))
+            there = f"The rewards are: {', '.join(reversed(names))}."
+            way = "Correct it in the parameters cell or in the reward cell, and run that cell again."
+            raise InputError(f"WEIGHTS names {name!r}, but there is no such reward.{near} {way}\n{there}")
+        if weight:
+            found[name] = float(weight)
+    if not found:
+        raise InputError("Every weight in WEIGHTS is 0: give at least one reward a weight, such as 1.0.")
+    return found
+
+
 class CombinedReward(RewardFunction):
     """A reward computed from others: `combine` makes the scores of a batch from the parts' scores of it."""
 
@@ -115,6 +146,10 @@ class CombinedReward(RewardFunction):
         self.for_chats = any(part.for_chats for part in parts)
         self.options, self.optional, self._names = {}, {}, ()
         self.columns = tuple(dict.fromkeys(name for part in parts for name in part.columns))
+        self.unnamed = True  # until `renamed`, or until the variable in `my_rewards.py` gives it its name
+
+    def renamed(self, name: str, **changed: Any) -> RewardFunction:
+        return super().renamed(name, **{"unnamed": False, **changed})
 
     def with_options(self, name: str | None = None, **options: Any) -> RewardFunction:
         raise TypeError(f"{self.__name__} is a combination: set the options of its parts before combining them")
@@ -152,11 +187,11 @@ def rescale(function: RewardFunction, low: float = 0.0, high: float = 1.0) -> Re
     function = adopt(function)
     width = function.high - function.low
     if not math.isfinite(width) or not width:
-        raise ValueError(f"{function.__name__} has no finite range to rescale: give it one, adopt(f, low=…, high=…)")
+        raise InputError(f"{function.__name__} has no finite range to rescale: give it one, adopt(f, low=…, high=…)")
     if not low < high:
-        raise ValueError(f"cannot rescale to [{low}, {high}]: the lower bound comes first")
+        raise InputError(f"cannot rescale to [{low}, {high}]: the lower bound comes first")
     combined = CombinedReward(functools.partial(_rescaled, low=low, high=high), function)
-    return combined.renamed(function.__name__, low=float(low), high=float(high))
+    return combined.renamed(function.__name__, low=float(low), high=float(high), unnamed=True)
 
 
 def _rescaled(parts: Sequence[RewardFunction], batch: Batch, low: float, high: float) -> list:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import difflib
 import functools
@@ -14,16 +15,18 @@ import os
 import pickle
 import re
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 
 from scoring.batch import BY_TRL, Batch, Messages, count_tokens
+from scoring.errors import InputError, UserError, error_place
 
 logger = logging.getLogger("rewards")
 
 
-class RewardError(RuntimeError):
+class RewardError(UserError, RuntimeError):
     """A reward function is broken: it raised, or returned something that is not a score."""
 
 
@@ -31,7 +34,7 @@ class RewardFailure(Exception):
     """Raise it in a reward that cannot say anything now (a service is down): neutral, counted and logged."""
 
 
-class MissingColumnError(ValueError):
+class MissingColumnError(InputError):
     """A reward function needs a data-set column that is not there."""
 
 
@@ -69,7 +72,7 @@ class RewardFunction:
         self, function: Callable, low: float, high: float, claims: bool | None, example: Any = None, name: str = ""
     ) -> None:
         if not low <= high:
-            raise ValueError(f"the range [{low}, {high}] is empty")
+            raise InputError(f"the range [{low}, {high}] is empty")
         self.function, self.low, self.high, self.failures = function, float(low), float(high), 0
         self.example, self.options = example or {}, {}
         self.__name__ = name or callable_name(function)
@@ -170,7 +173,11 @@ class RewardFunction:
             if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != len(batch.texts):
                 needs = f"the column {name!r} needs one value for each of {len(batch.texts)} completions"
                 raise ValueError(f"{self.__name__}: {needs}")
-        return [self._checked(value, text) for value, text in zip(self.values(batch), batch.texts, strict=True)]
+        values = self.values(batch)
+        if values and all(value is None for value in values) and never_returns(self.function):
+            told = f"{self.__name__} returned nothing for all {len(values)} completions: its code has no `return`"
+            raise RewardError(f"{told} with a score. Write `return` before the score.")
+        return [self._checked(value, text) for value, text in zip(values, batch.texts, strict=True)]
 
     def check_columns(self, available: Iterable[str]) -> None:
         """Raises MissingColumnError, naming what is missing, unless every needed column is there."""
@@ -204,7 +211,8 @@ class RewardFunction:
                 result = result.tolist() if hasattr(result, "tolist") else result  # numpy's and torch's too
                 if not isinstance(result, Sequence) or isinstance(result, str) or len(result) != len(rows):
                     wanted = f"one score for each of the {len(rows)} completions of a group"
-                    raise RewardError(f"{self.__name__} must return {wanted}, not {shortened(result)}")
+                    hint = ". Is its `return` missing?" if result is None else ""
+                    raise RewardError(f"{self.__name__} must return {wanted}, not {shortened(result)}{hint}")
             for i, value in zip(rows, result):
                 found[i] = value
         for column, values in extra.items() if "log_extra" in batch.from_trl else ():
@@ -244,8 +252,13 @@ class RewardFunction:
             return error
 
     def _broken(self, error: BaseException, text: str) -> RewardError:
-        why = f"raised {type(error).__name__}: {error}\non the completion {shortened(text)}"
-        return RewardError(f"{self.__name__} {why}")
+        lines = [f"{self.__name__} raised {type(error).__name__}: {error}", f"on the completion {shortened(text)}"]
+        code = getattr(self.function, "__code__", None)
+        place = error_place(error, code)
+        lines += [f"in {place}"] * bool(place)
+        if place and self.__module__ != "rewards":
+            lines.append("Correct that line, and run its cell and the next ones again.")
+        return RewardError("\n".join(lines))
 
     def _checked(self, value: Any, text: str) -> float | Exception | None:
         if type(value) is float and -math.inf < self.low <= value <= self.high < math.inf:  # as nearly all are
@@ -259,8 +272,21 @@ class RewardFunction:
         bound = min(self.high, max(self.low, number))
         if math.isfinite(number) and abs(number - bound) <= 1e-9 * max(1.0, abs(number)):  # of rounding, not of meaning
             return bound
-        wanted = f"which is not a finite number in [{self.low:g}, {self.high:g}], for the completion {shortened(text)}"
-        raise RewardError(f"{self.__name__} returned {shortened(value)}, {wanted}")
+        wanted = f"which is not a finite number in [{self.low:g}, {self.high:g}]\nfor the completion {shortened(text)}"
+        raise RewardError(f"{self.__name__} returned {shortened(value)}, {wanted}\n{self._advice(value, number)}")
+
+    def _advice(self, value: Any, number: float) -> str:
+        """What to do about a value that is no score."""
+        if math.isfinite(number):
+            range_ = f"low={min(self.low, number):g}, high={max(self.high, number):g})"
+            way = (
+                f"adopt({self.__name__}, {range_}" if self.for_chats else f"@reward({range_} on the line above its def"
+            )
+            return f"If that score is meant, declare the range: write {way}."
+        if isinstance(value, (str, bytes)) or not hasattr(value, "__len__") or self.groupwise or self.for_chats:
+            return "Return one finite number for each completion."
+        group = "To score a whole group at once, name the parameter `completions`"
+        return f"Return one number: the function is called with one completion at a time. {group}, and return a list."
 
     def _neutral(self, values: list, batch: Batch) -> list[float | None]:
         """The scores with each failure replaced by the mean of its group: no push in any direction."""
@@ -299,6 +325,24 @@ def reward(
     """
     make = functools.partial(RewardFunction, low=low, high=high, claims=claims_correctness, example=example)
     return make if function is None else make(function)
+
+
+def never_returns(function: Callable) -> bool:
+    """Whether the source of a function has no `return` with a value; False where there is no source."""
+    try:
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    except (OSError, TypeError, ValueError, SyntaxError):
+        return False
+    inner = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)  # whose `return` is another one
+    if not isinstance(definition, inner):  # a lambda
+        return False
+    todo = list(definition.body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Return) and node.value is not None or isinstance(node, ast.Raise):
+            return False
+        todo += [] if isinstance(node, inner) else ast.iter_child_nodes(node)
+    return True
 
 
 def callable_name(function: Any) -> str:

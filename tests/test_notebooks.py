@@ -172,7 +172,7 @@ def test_02_audited_the_set_and_wrote_the_preflight(road):
         for cell in code_cells(road / "executed/02_design_rewards.ipynb")
         for output in cell.outputs
     )
-    assert "the audit holds" in text and "'worked_steps_reward': 1.0}: fails" in text
+    assert "the audit holds" in text and "reasoning_steps_reward × 1: fails" in text
     probed = re.findall(r"(\d+) of (\d+) cases score as they must", text)
     assert len(probed) == 7 and all(held == of for held, of in probed), probed
     assert sum(int(of) for _, of in probed) > 100 and "[None, None] failures: 2" in text

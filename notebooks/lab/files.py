@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scoring.errors import InputError, UserError
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -24,7 +26,7 @@ WORD_PROBLEMS = ROOT / "data" / "word_problems.jsonl"
 SAMPLE_RUN = ROOT / "data" / "sample-run"
 
 
-class MissingInputError(FileNotFoundError):
+class MissingInputError(UserError, FileNotFoundError):
     """A notebook's input is not there; the message says which notebook makes it."""
 
 
@@ -94,7 +96,7 @@ def read_json(path: Path, made_by: str) -> Any:
     try:
         return json.loads(need(path, made_by).read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is damaged ({error}): run notebook {made_by} again.") from error
+        raise InputError(f"{path} is damaged ({error}): run notebook {made_by} again.") from error
 
 
 def read_jsonl(path: Path) -> list[Row]:

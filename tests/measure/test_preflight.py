@@ -360,9 +360,9 @@ def test_tables_show_each_reward_and_the_total_and_the_facts_with_intervals():
         ({"correct": 1}, [2, 3], "groups of one size"),
         ({"correct": 1}, [0, 0], "at least 2"),
         ({"correct": 1}, [1, 1], "at least 2"),
-        ({"right": 1}, [2, 2], "names 'right', but the rewards are correct: correct the name"),
-        ({"correct": 0}, [2, 2], "Every weight is 0"),
-        ({}, [2, 2], "Every weight is 0"),
+        ({"right": 1}, [2, 2], "names 'right', but there is no such reward"),
+        ({"correct": 0}, [2, 2], "Every weight in WEIGHTS is 0"),
+        ({}, [2, 2], "Every weight in WEIGHTS is 0"),
     ],
 )
 def test_input_that_cannot_be_judged_is_refused_with_the_way_out(weights, groups, why):

@@ -5,6 +5,7 @@ import random
 import re
 import time
 
+import pandas as pd
 import pytest
 
 from lab.files import WORD_PROBLEMS
@@ -29,7 +30,7 @@ from rewards import (
     style_reward,
 )
 from scoring import contract, contract_checks
-from scoring.audit import audit
+from scoring.audit import FAILURE_COLUMNS, Audit, audit
 from scoring.probes import make_probes, make_trials, near_miss
 
 
@@ -391,7 +392,7 @@ def test_a_set_without_correctness_is_told_so():
 
 
 def test_weights_for_a_function_that_is_not_there_are_refused():
-    with pytest.raises(ValueError, match="'lenght_reward'; the functions are: length_reward"):
+    with pytest.raises(ValueError, match="'lenght_reward', but there is no such reward. Did you mean 'length_reward'?"):
         audit([length_reward], ROWS, {"lenght_reward": 1.0})
 
 
@@ -399,3 +400,27 @@ def test_a_failure_shows_its_completion_and_both_scores():
     line = audit([gold_anywhere], ROWS[:1]).failures.dropna(subset="score").iloc[0]
     assert line["score"] >= line["score of the right one"] == 1.0 and len(line["completion or what came"]) > 5
     assert FORMAT.marks[0] in " ".join(audit([gold_anywhere], ROWS[:1]).failures["completion or what came"])
+
+
+def test_every_kind_of_failure_has_its_advice():
+    kinds = [
+        "pays for right answers",
+        "can be called at all",
+        "wrong: x",
+        "cheating: hedged: x",
+        "cheating: x",
+        "silent: x",
+    ]
+    kinds += ["not answering pays: x", "scores above the plainly right one: x"]
+    kinds += [
+        what for what, _ in contract_checks.check_contract(correctness_reward, make_trials(correctness_reward, ROWS))
+    ]
+    failures = pd.DataFrame([("a", what, "came", 1.0, 1.0) for what in kinds], columns=FAILURE_COLUMNS)
+    table = Audit(pd.DataFrame(), failures).findings().set_index("what fails")
+    assert len(table) == len(kinds) and (table["times"] == 1).all()
+    assert "by itself" in table.loc["same scores in another order", "what to do"]
+    assert "includes" not in table.loc["same scores for chat messages and plain text", "what to do"]
+    cheated = Audit(pd.DataFrame(), failures.assign(reward="weighted set")).findings().set_index("what fails")
+    assert (
+        "gate(style" in cheated.loc["cheating", "what to do"] and "top score" not in cheated.loc["wrong", "what to do"]
+    )

@@ -354,3 +354,22 @@ def test_a_registered_name_cannot_be_taken_twice():
     with pytest.raises(ValueError, match="'format_reward' already"):
         register(rename(format_reward.with_options(name="x"), "format_reward"))
     assert REGISTRY["format_reward"] is format_reward
+
+
+def test_a_function_that_says_none_on_purpose_or_only_fails_has_not_forgotten_its_return():
+    @reward
+    def none_reward(completion: str) -> float | None:
+        return None
+
+    @reward
+    def inner_reward(completion: str) -> float | None:
+        def helper():
+            return 1.0
+
+        helper()
+
+    assert none_reward.score("x") is None and reward(lambda completion: None).score("x") is None
+    with pytest.raises(
+        RewardError, match="inner_reward returned nothing for all 1 completions: its code has no `return`"
+    ):
+        inner_reward.score("x")

@@ -58,7 +58,7 @@ def own(tmp_path, monkeypatch):
     """The rewards of a reader's file, loaded as notebook 03 does."""
     monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
     (tmp_path / "my_rewards.py").write_text(OWN, encoding="utf-8")
-    return chosen_rewards.known_rewards(tmp_path)
+    return chosen_rewards.load_current(tmp_path).known
 
 
 def test_every_reward_of_the_library_is_pickled_and_its_variants_too(spawned):

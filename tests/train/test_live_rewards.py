@@ -50,7 +50,7 @@ style_if_right = gate(rename(y_reward, "style"), by=correctness_reward)
 def theirs(prompts, completions, answer, **kwargs):
     return [float(a in c[0]["content"]) for c, a in zip(completions, answer)]
 '''
-SHORT, GATED = "length_reward[longest=9]", "style_if_correctness_reward"
+SHORT, GATED = "length_reward[longest=9]", "style_if_right"
 ALL = ["x_reward", "y_reward", SHORT, GATED, "theirs", "format_reward"]
 TEXTS = ["one two", "abc", "<answer>12</answer>", "12"]
 
@@ -351,7 +351,7 @@ def test_an_edit_is_refused_where_a_column_cannot_be_handed_to_the_checker(run):
 X = "    return float(len(completion) < LIMIT)"
 BAD = {
     "syntax": (X, "    return float(", "SyntaxError.*my_rewards.py, line 1"),
-    "import": ("LIMIT = 5", "LIMIT = 5 / 0", r"ZeroDivisionError.*\(my_rewards.py, line 7\)"),
+    "import": ("LIMIT = 5", "LIMIT = 5 / 0", r"ZeroDivisionError.*in my_rewards.py, line 7: LIMIT = 5 / 0"),
     "renamed": (
         "def x_reward",
         "def z_reward",
@@ -368,7 +368,7 @@ BAD = {
     "exception": (
         X,
         "    return 1 / len(completion[3:])",
-        r"x_reward raised ZeroDivisionError.*'abc' \(my_rewards.py, line 18\)",
+        r"x_reward raised ZeroDivisionError.*'abc'; in my_rewards.py, line 18: return 1",
     ),
     "no number": (X, "    return 'good'", "returned 'good'"),
     "length": (

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from lab.files import ROOT, Row, jsonl_lines
+from scoring.errors import InputError
 
 Line = tuple[int, str, Row | Exception]  # its number, its text, and the row or why there is none
 
 
-class DataError(ValueError):
+class DataError(InputError):
     """A data set cannot be used as asked; the message says what is there and what to do."""
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from lab.files import Row, relative, unused, write_json
 from lab.train.process import is_running, this_process
+from scoring.errors import UserError
 
 OWNER = "owner.json"  # in a staging folder: the process that is building
 
 
-class ExportError(RuntimeError):
+class ExportError(UserError, RuntimeError):
     """A model could not be exported or served as it was trained; the message says what failed and what to do."""
 
 

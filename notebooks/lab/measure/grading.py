@@ -24,6 +24,19 @@ def score_groups(functions: Sequence[Any], rows: Sequence[Row], groups: Sequence
     return table.assign(**score_completions(functions, of_each, table))
 
 
+def group_to_show(scores: pd.DataFrame, names: Sequence[str]) -> tuple[int, str]:
+    """The group in which most of the named rewards differ, and by most; and a sentence that says what is shown."""
+    counted = scores[list(names)].astype(float).fillna(0.0)  # None counts as 0 in TRL's sum
+    spread = counted.groupby(scores["group"]).std(ddof=0).where(lambda found: found > 1e-9, 0.0)
+    differing, widest = (spread > 0).sum(axis=1), (spread / spread.max().replace(0.0, 1.0)).sum(axis=1)
+    group = int((differing + widest / (len(names) + 1)).idxmax())
+    differ = ", ".join(name for name in names if spread.loc[group, name])
+    if not differ:
+        told = f"In each of the {len(spread)} groups all completions get the same {' and '.join(names)}"
+        return group, f"{told}: GRPO learns nothing from that. This is the first group."
+    return group, f"This is group {group + 1} of {len(spread)}, shown because its completions differ in {differ}."
+
+
 def score_completions(functions: Sequence[Any], rows: Sequence[Row], table: pd.DataFrame) -> dict[str, list]:
     """Each reward's scores of completions (`table`), as TRL asks for them. Equal prompts in `rows` are a group."""
     columns = {name: [row[name] for row in rows] for name in rows[0]}

@@ -15,6 +15,8 @@ from lab.files import Row
 from lab.measure.estimates import pass_at_k, sample_sizes, share_interval
 from lab.measure.grading import score_groups
 from lab.model.sampling import Sampled
+from scoring.combine import chosen_weights
+from scoring.errors import InputError
 from scoring.right import deciding_rewards, right_or_wrong
 
 NO_SIGNAL = 0.10  # below it nine of ten groups are sampled and scored for nothing
@@ -50,9 +52,9 @@ def preflight(
 
     A reward without a range gets the lowest and highest score seen as its range; one with weight 0 or none is measured,
     but not part of the total. There is one row a group, and the groups are of one size. `seconds` is what the sampling
-    took. Raises ValueError, with the way out, for input that is no set of groups or no choice of rewards.
+    took. Raises InputError, with the way out, for input that is no set of groups or no choice of rewards.
     """
-    check_input(functions, weights, rows, groups)
+    weights = check_input(functions, weights, rows, groups)
     score_groups([], rows, groups)  # rows that do not fit together are no reward's fault: let them raise here
     shape, scores, rewards = (len(groups), len(groups[0])), {}, {}
     for function in functions:
@@ -65,7 +67,7 @@ def preflight(
         except Exception as raised:  # the reader's code: it may raise anything
             error = f"{type(raised).__name__}: {raised}"[:400]
         failed = getattr(function, "failures", 0) - before  # scores that a service did not give
-        line = reward_record(function, weights.get(name) or 0.0, scores.get(name))
+        line = reward_record(function, weights.get(name, 0.0), scores.get(name))
         rewards[name] = line | {"failed": failed, "error": error}
     parts = (np.nan_to_num(scores[name]) * weight for name, weight in weights.items() if name in scores)
     total = sum(parts, np.zeros(shape))
@@ -84,20 +86,16 @@ def preflight(
     return {**judge_signal(record), **record}
 
 
-def check_input(functions: Sequence[Any], weights: Mapping[str, float], rows: Sequence, groups: Sequence) -> None:
-    """Raises ValueError, saying what to change, where there is nothing to compare."""
+def check_input(functions: Sequence[Any], weights: Mapping[str, float], rows: Sequence, groups: Sequence) -> dict:
+    """The weights other than 0; raises InputError, saying what to change, where there is nothing to compare."""
     names, sizes = [function.__name__ for function in functions], sorted({len(group) for group in groups})
-    unknown = [name for name in weights if name not in names]
     if not groups or len(groups) != len(rows):
-        raise ValueError(f"{len(groups)} groups for {len(rows)} rows: sample one group of completions for each row.")
+        raise InputError(f"{len(groups)} groups for {len(rows)} rows: sample one group of completions for each row.")
     if len(sizes) > 1 or sizes[0] < 2:
-        raise ValueError(f"The groups have {sizes} completions: make groups of one size, at least 2 (NUM_GENERATIONS).")
+        raise InputError(f"The groups have {sizes} completions: make groups of one size, at least 2 (NUM_GENERATIONS).")
     if len(set(names)) < len(names):
-        raise ValueError(f"Two rewards have the same name among {names}: rename one, TRL would merge their metrics.")
-    if unknown:
-        raise ValueError(f"WEIGHTS names {unknown[0]!r}, but the rewards are {', '.join(names)}: correct the name.")
-    if not any(weights.values()):
-        raise ValueError("Every weight is 0: give at least one reward a weight.")
+        raise InputError(f"Two rewards have the same name among {names}: rename one, TRL would merge their metrics.")
+    return chosen_weights(weights, names)
 
 
 def spread(scores: np.ndarray) -> Row:

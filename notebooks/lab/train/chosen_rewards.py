@@ -4,6 +4,8 @@ The functions are those of `rewards.py` and of the person's own file, `my_reward
 `check_in_process` starts a process that runs `run_check`.
 """
 
+from __future__ import annotations
+
 import ast
 import contextlib
 import functools
@@ -19,12 +21,17 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import rewards
 from lab.files import Row, read_json, write_json
-from rewards import RewardError, RewardFunction
+from rewards import RewardFunction
 from scoring.batch import call_as_trl
+from scoring.combine import chosen_weights
+from scoring.errors import InputError, UserError, error_place
+
+if TYPE_CHECKING:
+    from scoring.audit import Audit
 
 MADE_BY = "02_design_rewards"
 LIBRARY = Path(rewards.__file__)
@@ -33,30 +40,41 @@ FILES = ""  # in place of a reward's name: of the files themselves
 CHECK = "import sys; from lab.train.chosen_rewards import run_check; run_check(sys.argv[1])"
 
 
-def known_rewards(folder: Path) -> dict[str, RewardFunction]:
-    """Every reward there is to choose from, by metric name: the library's, and those of `my_rewards.py` in this folder.
+def load_current(folder: Path) -> LoadedRewards:
+    """The rewards there are to choose from: the library's, and those of `my_rewards.py` in this folder.
 
     A person's own rewards are what `@reward` made, combinations and variants of library rewards, and plain functions
-    in TRL's own signature. One with a library name replaces it. Raises ValueError for two different rewards under one
-    name, or where `@reward` was forgotten.
+    in TRL's own signature. One with a library name replaces it. A combination has the name of its variable. Raises
+    InputError for a file that cannot be run, two different rewards under one name, or where `@reward` was forgotten.
     """
-    return load_sources(folder, current_sources(folder)).known
+    return load_sources(folder, current_sources(folder))
 
 
-def save_choice(folder: Path, weights: dict[str, float]) -> dict:
-    """Writes `rewards.json`: the rewards with a weight other than 0 (ValueError: none), and a hash of their source."""
-    sources = current_sources(folder)
-    known = load_sources(folder, sources).known
-    if unknown := [name for name in weights if name not in known]:
-        raise ValueError(f"There is no reward {unknown[0]!r}; the rewards are: {', '.join(known)}.")
-    if not any(weights.values()):
-        raise ValueError("Every weight is 0: give at least one reward a weight.")
-    chosen = []
+def audit_record(found: Audit, loaded: LoadedRewards, weights: dict[str, float]) -> Row:
+    """What an audit found, and of which rewards and weights, for `save_choice`."""
+    about = {"weights": chosen_weights(weights, loaded.known), "source_sha256": source_hash(loaded.sources)}
+    return {"kinds_of_failures": len(found.findings()), **about}
+
+
+def save_choice(folder: Path, weights: dict[str, float], audited: Row | None = None) -> dict:
+    """Writes `rewards.json`: the rewards with a weight other than 0, a hash of their source, and whether they were audited.
+
+    `audit` has `status` (passed, failed or not run) and a sentence, `said`; `audited` is an `audit_record`. One of other
+    sources or weights counts as not run. Raises InputError for weights that choose nothing.
+    """
+    loaded = load_current(folder)
+    weights, digest, chosen = chosen_weights(weights, loaded.known), source_hash(loaded.sources), []
     for name, weight in weights.items():
-        one = known[name]
+        one = loaded.known[name]
         about = {"range": [one.low, one.high], "columns": one.columns, "decides": bool(one.claims_correctness)}
-        chosen += [{"name": name, "weight": float(weight), **about}] if weight else []
-    record = {"rewards": chosen, "source_sha256": source_hash(sources)}
+        chosen.append({"name": name, "weight": weight, **about})
+    if not audited or (audited["weights"], audited["source_sha256"]) != (weights, digest):
+        status, said = "not run", "The audit was not run for these rewards and weights: run its cell first."
+    elif kinds := audited["kinds_of_failures"]:
+        status, said = "failed", f"The audit found {kinds} kind{'s' * (kinds > 1)} of failure; saved all the same."
+    else:
+        status, said = "passed", "The audit holds for these rewards and weights."
+    record = {"rewards": chosen, "source_sha256": digest, "audit": {"status": status, "said": said}}
     write_json(folder / "rewards.json", record)
     return record
 
@@ -69,7 +87,7 @@ def load_choice(folder: Path, sources: dict[str, str] | None = None) -> tuple[li
     record = read_json(folder / "rewards.json", MADE_BY)
     loaded = load_sources(folder, sources or current_sources(folder))
     if missing := [entry["name"] for entry in record["rewards"] if entry["name"] not in loaded.known]:
-        raise ValueError(f"rewards.json names {missing[0]!r}, which no file defines any more: run {MADE_BY} again.")
+        raise InputError(f"rewards.json names {missing[0]!r}, which no file defines any more: run {MADE_BY} again.")
     functions = rewards.prepare_rewards(loaded.known[entry["name"]] for entry in record["rewards"])
     for function in functions:
         function.loaded = loaded
@@ -114,7 +132,7 @@ class LoadedRewards:
         if reward := self.known.get(name) or next((one for one in there if isinstance(one, RewardFunction)), None):
             return reward
         own = ", ".join(rewards_in(self.modules[0])) if len(self.modules) > 1 else ""
-        raise ValueError(f"{name} is no longer defined; {OWN_FILE} has: {own or 'no reward'}")
+        raise InputError(f"{name} is no longer defined; {OWN_FILE} has: {own or 'no reward'}")
 
 
 def load_sources(folder: Path, sources: dict[str, str]) -> LoadedRewards:
@@ -132,18 +150,21 @@ def load_sources(folder: Path, sources: dict[str, str]) -> LoadedRewards:
 
 
 def rewards_in(module: ModuleType) -> dict[str, RewardFunction]:
-    """The rewards that a module defines or imports, by metric name; see `known_rewards`."""
+    """The rewards that a module defines or imports, by metric name; see `load_current`."""
     by_name: dict[str, RewardFunction] = {}
+    for name, value in vars(module).items():
+        if getattr(value, "unnamed", False):  # a combination
+            value.__name__, value.unnamed = name, False
     adopted = [value.function for value in vars(module).values() if isinstance(value, RewardFunction)]
     for name, value in vars(module).items():
         is_own = inspect.isfunction(value) and value.__module__ == module.__name__
         if is_own and not any(value is function for function in adopted):  # else it is there as a reward already
             parameters = inspect.signature(value).parameters
             if name.endswith("_reward") and "completion" in parameters:
-                raise ValueError(f"{name} is not a reward yet: put @reward on the line above its def.")
+                raise InputError(f"{name} is not a reward yet: put @reward on the line above its def.")
             value = rewards.adopt(value) if "completions" in parameters else None
         if isinstance(value, RewardFunction) and by_name.setdefault(value.__name__, value) is not value:
-            raise ValueError(f"two rewards are called {value.__name__}: rename(reward, 'name') gives one another name.")
+            raise InputError(f"two rewards are called {value.__name__}: rename(reward, 'name') gives one another name.")
     return by_name
 
 
@@ -164,7 +185,13 @@ def _load_library(text: str) -> ModuleType:
 def _run_text(text: str, path: Path) -> ModuleType:
     module = ModuleType(path.stem)
     module.__file__ = str(path)
-    exec(compile(text, str(path), "exec"), module.__dict__)
+    try:
+        exec(compile(text, str(path), "exec"), module.__dict__)
+    except Exception as error:
+        place = error_place(error, file=path)
+        told = error.msg if isinstance(error, SyntaxError) else str(error)
+        way = f"Correct that line{' in the reward cell of notebook 02' * (path.name == OWN_FILE)}, and run its cell again."
+        raise InputError(f"{path.name} cannot be run. {type(error).__name__}: {told}\nin {place}\n{way}") from error
     return module
 
 
@@ -250,9 +277,10 @@ def describe_error(error: BaseException) -> str:
     cause = error.__cause__ or error  # of a RewardError: what its author's code raised
     lines = {Path(frame.filename).name: frame.lineno for frame in traceback.extract_tb(cause.__traceback__)}
     place = next((f" ({file}, line {lines[file]})" for file in (OWN_FILE, LIBRARY_FILE) if file in lines), "")
-    is_ours = isinstance(error, RewardError) or (isinstance(error, ValueError) and not place)
+    is_ours = isinstance(error, UserError) or (isinstance(error, ValueError) and not place)
+    place = "" if is_ours else place  # which its message has
     text = str(error) if is_ours else f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return " ".join(text.split())[:1000] + place
+    return "; ".join(" ".join(line.split()) for line in text.splitlines())[:1000] + place
 
 
 def fingerprint(sources: dict[str, str], variable: str | None) -> str:

@@ -17,6 +17,7 @@ import torch
 
 from lab.model.policy import precision
 from lab.train.settings_check import SettingsError, field_problems, right_name
+from scoring.errors import InputError
 
 # What the model's loader gets, and all settings that are no fields of GRPOConfig, with their types.
 LOADER = {"load_in_4bit": bool, "lora_rank": int, "full_finetuning": bool}
@@ -172,9 +173,9 @@ def plan_training(
     the wrong type or range, and figures that make no batch.
     """
     if backend not in ("unsloth", "trl"):
-        raise ValueError(f"There is no backend {backend!r}: the backends are unsloth and trl.")
+        raise InputError(f"There is no backend {backend!r}: the backends are unsloth and trl.")
     for name in yours.keys() & (more or {}).keys():  # one of the two would be dropped
-        raise ValueError(f"MORE_SETTINGS has {name!r}, which is set already: change it where it is set.")
+        raise InputError(f"MORE_SETTINGS has {name!r}, which is set already: change it where it is set.")
     yours = {name: value for name, value in {**yours, **(more or {})}.items() if value is not None}
     if problems := list(field_problems(yours, NOT_CONFIG_FIELDS)):
         raise SettingsError(problems)
@@ -205,7 +206,7 @@ def choose_preset(name: str = "auto") -> str:
     """The preset's name; `auto` goes by the smallest visible card, and by whether it has bfloat16."""
     if name not in (*PRESETS, "auto"):
         there = f"the presets are {', '.join(PRESETS)}, or auto"
-        raise ValueError(f"There is no preset {name!r}: {right_name(name, [*PRESETS, 'auto'], there)}")
+        raise InputError(f"There is no preset {name!r}: {right_name(name, [*PRESETS, 'auto'], there)}")
     if name != "auto":
         return name
     if not torch.cuda.is_available():
@@ -247,7 +248,7 @@ def decide_on_vllm(rows: dict[str, Setting], backend: str) -> None:
         put(rows, "fast_inference", wanted, f"follows {asked}")
     if wanted and not (torch.cuda.is_available() and importlib.util.find_spec("vllm")):
         if asked:
-            raise ValueError(f"{asked}=True needs a CUDA card and `pip install vllm`: leave it out.")
+            raise InputError(f"{asked}=True needs a CUDA card and `pip install vllm`: leave it out.")
         put(rows, "fast_inference", False, "vllm is not installed: plain generation")
     share = rows.pop("gpu_memory_utilization", Setting(0.4, "vLLM's share of the card"))
     if rows["fast_inference"].value:
@@ -264,7 +265,7 @@ def split_into_batches(rows: dict[str, Setting], world_size: int) -> None:
     group, prompts = rows["num_generations"].value, rows["prompts_per_step"].value
     if prompts % world_size:
         shared = f"cannot be shared by {world_size} processes: take a multiple of {world_size}"
-        raise ValueError(f"prompts_per_step = {prompts} {shared}.")
+        raise InputError(f"prompts_per_step = {prompts} {shared}.")
     prompts //= world_size
     total = group * prompts
     most = rows.pop("groups_per_batch").value  # from here on the two batch fields say it
@@ -278,6 +279,6 @@ def split_into_batches(rows: dict[str, Setting], world_size: int) -> None:
     if size * steps != total and is_yours(rows, "prompts_per_step"):
         asked = f"prompts_per_step = {prompts}{shared} with groups of {group} is {total} completions"
         held = f"{size} × {steps} = {size * steps}"
-        raise ValueError(f"{asked}, but your batches hold {held}: leave one of the three out.")
+        raise InputError(f"{asked}, but your batches hold {held}: leave one of the three out.")
     if size * steps != total:  # your batches decide, then, how many prompts there are
         put(rows, "prompts_per_step", size * steps * world_size / group, "what your batches hold")

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -18,14 +19,19 @@ from transformers import PrinterCallback, TrainerCallback
 from lab.data.columns import as_one_type, data_columns
 from lab.files import STOP, Row, append_jsonl, read_json, read_jsonl, relative, write_json, write_parquet
 from lab.train import process, run_folder, trl_internals
+from scoring.errors import UserError
 
 RESERVE = 256 * 1024  # bytes held back for the last words of a run whose disk is full
 MOST_PRINTED = 20_000  # characters of what rewards print in a step that are kept
 LITTLE_DISK = 20_000_000  # bytes: below it a failed write is blamed on the disk
 
 
-class TrainingError(RuntimeError):
+class TrainingError(UserError, RuntimeError):
     """Training ended early; the message says why, what is kept, and how to go on."""
+
+    def _render_traceback_(self) -> list[str]:
+        unforeseen = self.__cause__ is not None and not isinstance(self.__cause__, UserError)
+        return traceback.format_exception(self) if unforeseen else super()._render_traceback_()
 
 
 class AdapterError(TrainingError):

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from lab.files import Row, fresh_folder, read_json, read_jsonl, relative, unused, write_json, write_text
 from lab.train.process import is_running
+from scoring.errors import UserError
 
 MADE_BY = "03_train_grpo"
 COMPLETE = "complete.json"
@@ -36,7 +37,7 @@ QUIET_FOR = 1800  # seconds without a sign of life after which a run on another 
 FREE_AT_RESUME = "max_steps save_steps save_total_limit logging_steps output_dir report_to disable_tqdm".split()
 
 
-class RunningError(RuntimeError):
+class RunningError(UserError, RuntimeError):
     """Another process is training in this folder."""
 
 

@@ -22,6 +22,7 @@ import pandas as pd
 
 from lab.model.policy import precision
 from lab.train.trackers import tracker_problems
+from scoring.errors import InputError
 
 LORA_FAST, FULL_FAST = 1e-4, 1e-5  # ten times the usual rates; above them GRPO on real models has been seen to collapse
 SHORT = 50  # steps; a real model shows a trend only after 40 to 50
@@ -162,7 +163,7 @@ def has_type(value: Any, hint: Any) -> bool:
     return isinstance(value, kind)
 
 
-class SettingsError(ValueError):
+class SettingsError(InputError):
     """Settings that would not run, or not as they are written. `problems`: one sentence each, with the way out."""
 
     def __init__(self, problems: Sequence[str]) -> None:
