@@ -555,6 +555,20 @@ def test_a_broken_or_deleted_library_is_refused(tmp_path, library):
     assert "SyntaxError" in run.errors[0] and "rewards.py is not there any more" in run.errors[1] and run.names == NAMES
 
 
+def test_the_file_to_correct_is_the_one_that_the_error_names_or_that_was_edited(tmp_path, library):
+    run = Run(tmp_path, names=NAMES)
+    run.trainer.step()
+    run.edit("max(0.0, 1 - hits / 4)", "7.0", library)
+    run.trainer.step()
+    run.edit("7.0", "1 / 0", library)
+    run.edit("LIMIT = 5", "LIMIT = 6")
+    run.trainer.step()
+    run.edit("LIMIT = 6", "LIMIT = 5 / 0")
+    run.trainer.step()
+    correct = [said.split("Correct ")[1] for said in run.said]
+    assert correct == [f"{library}."] * 2 + [f"{run.file} (the reward cell of notebook 02 writes it)."]
+
+
 def test_a_reward_of_ones_own_under_a_library_name_replaces_it(tmp_path):
     run = Run(tmp_path, None, ["format_reward", "style_reward"])
     run.trainer.step()
@@ -718,7 +732,9 @@ def test_rewards_that_fail_let_an_unfinished_run_go_on_with_its_own_and_a_new_on
     said, run, advice = [], tmp_path / "run", "/my_rewards.py (the reward cell of notebook 02 writes it)."
     functions, _, record = load_checked(tmp_path, run, rows, say=said.append)
     assert functions[0].score("1234567") == 1 and reason in record["refused"] and record["refused"].endswith(advice)
-    assert said == [f"note: {record['refused']} An unfinished run goes on with the rewards that it had."]
+    assert said == [
+        f"note: {record['refused']} An unfinished run goes on with the rewards that it had; a new one does not begin."
+    ]
 
     def new_run(resume=True):
         with pytest.raises(ValueError, match=reason) as raised:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from lab.files import MissingInputError, Row, relative, write_text
 from lab.train import chosen_rewards, run_folder, trl_internals
-from lab.train.chosen_rewards import FILES, LIBRARY, LIBRARY_FILE, OWN_FILE, LoadedRewards
+from lab.train.chosen_rewards import FILES, LIBRARY_FILE, OWN_FILE, LoadedRewards
 from lab.train.recorder import StatefulCallback
 from rewards import RewardFunction, completion_text, rename
 from scoring.batch import question_text
@@ -62,7 +62,7 @@ def load_checked(
     with contextlib.suppress(OSError, ValueError, KeyError):
         if resume and kept and run_folder.current_record(run)["status"] != "finished":
             functions, weights, record = chosen_rewards.load_choice(folder, kept)
-            say(f"note: {refused} An unfinished run goes on with the rewards that it had.")
+            say(f"note: {refused} An unfinished run goes on with the rewards that it had; a new one does not begin.")
             return functions, weights, {**record, "refused": refused}
     raise ValueError(refused)
 
@@ -70,7 +70,7 @@ def load_checked(
 def describe_refusal(errors: dict[str, str], folder: Path, before: dict[str, str], now: dict[str, str] | str) -> str:
     """What is wrong with edited rewards, and which file to correct: the one that an error names, else what was edited."""
     reasons = [error if not name or name in error else f"{name}: {error}" for name, error in errors.items()]
-    paths = {OWN_FILE: folder / OWN_FILE, LIBRARY_FILE: LIBRARY}
+    paths = {OWN_FILE: folder / OWN_FILE, LIBRARY_FILE: chosen_rewards.LIBRARY}
     named = [file for file in paths if any(re.search(rf"(?<!\w){file}, line", reason) for reason in reasons)]
     edited = [file for file in paths if isinstance(now, str) or now.get(file) != before.get(file)]
     chosen = named or edited if before else [OWN_FILE]
