@@ -1,5 +1,6 @@
 """The notebooks as files, and as they run: with smoke parameters, in order, asserting on what they wrote."""
 
+import ast
 import io
 import json
 import re
@@ -24,6 +25,7 @@ from lab.train import launch
 from tests.page.browser_payload import unpack_payload
 from tests.warm_processes import run_notebooks, warm_python
 
+NAMES = {"QUESTION_COLUMN": "question", "ANSWER_COLUMN": "answer"}
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SMOKE = {
     "00_grpo_from_scratch": {
@@ -105,20 +107,21 @@ def test_the_setup_cell_is_short_and_finds_the_repository_from_outside(tmp_path,
 
 
 def run_cell(name, cell_id, **parameters):
-    """What a cell leaves behind when it is run with these parameters, without the cells before it."""
+    """What a cell leaves behind when it is run with these parameters, without the cells before it; `_`: what it shows."""
     (cell,) = [cell for cell in nbformat.read(ROOT / f"notebooks/{name}.ipynb", 4).cells if cell.id == cell_id]
-    exec(cell.source, scope := parameters)
-    return scope
+    *statements, last = ast.parse(cell.source).body
+    exec(compile(ast.Module(statements, []), cell_id, "exec"), scope := parameters)
+    shown = eval(compile(ast.Expression(last.value), cell_id, "eval"), scope) if isinstance(last, ast.Expr) else None
+    return scope | {"_": shown}
 
 
 def test_01_names_a_misspelt_column_in_the_cell_that_loads_the_rows(tmp_path):
     (tmp_path / "mine.csv").write_text("question;answr\nWhat is 1 + 1?;2\n")
     given = {"DATASET": str(tmp_path / "mine.csv"), "DATASET_CONFIG": "", "SCHEMA": {}}
-    columns = {"QUESTION_COLUMN": "question", "ANSWER_COLUMN": "answer"}
     with pytest.raises(DataError, match="no column 'answer'; the columns are: answr, question. Did you mean 'answr'"):
-        run_cell("01_prepare_data", "c05", **given, **columns)
-    columns["ANSWER_COLUMN"] = "answr"
-    assert len(run_cell("01_prepare_data", "c05", **given, **columns)["loaded"].rows) == 1
+        run_cell("01_prepare_data", "c05", **given, **NAMES)
+    named = run_cell("01_prepare_data", "c05", **given, **NAMES | {"ANSWER_COLUMN": "answr"})
+    assert len(named["loaded"].rows) == 1
 
 
 def test_01_counts_the_shapes_of_answers_where_some_rows_have_none():
@@ -129,6 +132,33 @@ def test_01_counts_the_shapes_of_answers_where_some_rows_have_none():
         "$9",
         "9",
     ]
+
+
+def test_01_shows_the_whole_reason_of_a_rejected_row_and_no_raw_structure(capsys):
+    reason = "column 'n_steps': 'three or four, it depends on how one counts' is not of type int (invalid literal)"
+    report = {"rows": {"read": 9}, "rejected": {"column 'n_steps'": 1}}
+    raw = {"question": "What is <b>1 + 1</b>?", "n_steps": "three"}
+    prepared = SimpleNamespace(rejected=[{"row": 3, "reason": reason, "raw": raw}], report=report)
+    shown = run_cell("01_prepare_data", "c13", prepared=prepared, pd=pd, readable=tables.readable)["_"].to_html()
+    (row,) = pd.read_html(io.StringIO(shown))[0].to_dict("records")
+    assert row == {"row": 3, "reason": reason, "raw": "question: What is <b>1 + 1</b>? n_steps: three"}
+    assert capsys.readouterr().out == "1 rows rejected of 9\n1 × column 'n_steps'\n"
+
+
+def test_01_says_after_saving_what_the_held_out_rows_can_show(tmp_path, tokenizer, capsys):
+    rows = [{"question": f"What is {i} + {i}?", "answer": str(2 * i), "_row": i} for i in range(60)]
+    prepared = dataset.prepare_dataset(loading.LoadedRows(rows), tokenizer)
+    loading_cell = run_cell("01_prepare_data", "c05", DATASET="word_problems", DATASET_CONFIG="", SCHEMA={}, **NAMES)
+    given = {"OUTPUTS": str(tmp_path), "prepared": prepared, "figure": Mock(), "figure_style": Mock()}
+    run_cell("01_prepare_data", "c19", **loading_cell | given)
+    assert "Held-out rows: 6. If 3 are answered right in notebook 05, the share lies between" in capsys.readouterr().out
+
+
+def test_05_names_the_file_of_its_figure_in_words(tmp_path, capsys):
+    figures, style = Mock(), SimpleNamespace(save=lambda figure, path: path)
+    given = {"evaluation": {}, "folder": tmp_path, "relative": str}
+    cell = run_cell("05_merge_and_export", "c21", evaluation_figures=figures, figure_style=style, **given)
+    assert cell["_"] is None and capsys.readouterr().out.endswith("figures/before_after.png\n")
 
 
 @pytest.mark.parametrize("n_prompts, sampled", [(32, 3), (2, 2)])

@@ -54,7 +54,7 @@ def compare_models(
     change = record["difference"][MERGED]
     headline = {"correct": change[GREEDY]["correct"], "pass@1": change[SAMPLED].get("pass@1")}
     record["verdict"] = {name: verdict_of(one) for name, one in headline.items() if one}
-    record["said"] = " ".join(comparison_sentences(record))
+    record["said"] = "\n".join(comparison_sentences(record))
     before, after = (measures[m][GREEDY]["correct"] for m in (BASE, MERGED))
     record["by"] = {column: compare_by_value(first[column], before, after, seed) for column in by}
     record["overlap"] = None
@@ -64,7 +64,7 @@ def compare_models(
         record["overlap"] = {"counts": overlap.counts, "said": overlap.sentence}
         if same := overlap.counts.get("identical", 0):
             words = "of the problems are in the training set word for word: see the lines by overlap."
-            record["said"] += f" {same} {words}"
+            record["said"] += f"\n{same} {words}"
     record["seconds"] = {f"answer_{m}": round(float(table["seconds"].sum()), 1) for m, table in tables.items()}
     return record
 
