@@ -33,9 +33,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # --no-deps: their metadata asks for an unpublished certifi, and for torchvision, xformers and triton, which a CPU does not need.
 UNSLOTH = ["unsloth==2026.10.9", "unsloth_zoo==2026.10.9"]
 TORCH_ACCEPTED = ((2, 4), (2, 15))  # Unsloth takes 2.4 to below 2.15: one that is there is kept
-TORCHAO = (
-    "torchao==0.17.0"  # not needed, but peft raises at the adapter where one before 0.16 is installed, as in Colab
-)
+# Not needed; but where one before 0.16 is installed, as in Colab, peft raises when it makes an adapter.
+TORCHAO = "torchao==0.17.0"
 # What a running kernel is made of: it is never replaced.
 KERNEL = "ipykernel ipython jupyter_client jupyter_core pyzmq tornado traitlets comm debugpy prompt_toolkit".split()
 COLAB, KAGGLE = "COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"  # environment variables of machines that are lent

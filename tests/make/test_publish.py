@@ -156,7 +156,7 @@ def test_a_folder_in_the_way_is_named(published, tmp_path):
 def test_without_network_or_git_it_says_what_to_do_and_leaves_nothing_half(published, tmp_path, lacks, words):
     done = run_cell(setup_cell(published[0]), tmp_path / "alone", "http://127.0.0.1:9/nobody", **lacks)
     said = done.stderr[done.stderr.index("AssertionError") :]
-    assert "Not fetched: check the network, and that git is installed.\n" in said and words in said.split("\n", 1)[1]
+    assert "Not fetched: it needs internet (Kaggle: in Settings) and git.\n" in said and words in said.split("\n", 1)[1]
     assert not list((tmp_path / "alone").iterdir())
 
 
