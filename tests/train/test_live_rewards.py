@@ -565,7 +565,7 @@ def test_the_file_to_correct_is_the_one_that_the_error_names_or_that_was_edited(
     run.trainer.step()
     run.edit("LIMIT = 6", "LIMIT = 5 / 0")
     run.trainer.step()
-    correct = [said.split("Correct ")[1] for said in run.said]
+    correct = [said.split("Correct ")[-1] for said in run.said]
     assert correct == [f"{library}."] * 2 + [f"{run.file} (the reward cell of notebook 02 writes it)."]
 
 

@@ -71,7 +71,7 @@ def describe_refusal(errors: dict[str, str], folder: Path, before: dict[str, str
     """What is wrong with edited rewards, and which file to correct: the one that an error names, else what was edited."""
     reasons = [error if not name or name in error else f"{name}: {error}" for name, error in errors.items()]
     paths = {OWN_FILE: folder / OWN_FILE, LIBRARY_FILE: chosen_rewards.LIBRARY}
-    named = [file for file in paths if any(re.search(rf"(?<!\w){file}, line", reason) for reason in reasons)]
+    named = [file for file in paths if re.search(rf"(?<!\w){file}, line", "; ".join(reasons))]
     edited = [file for file in paths if isinstance(now, str) or now.get(file) != before.get(file)]
     chosen = named or edited if before else [OWN_FILE]
     files = " or ".join(relative(paths[file]) for file in chosen)
