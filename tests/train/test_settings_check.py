@@ -72,6 +72,13 @@ def test_a_batch_of_no_whole_groups_is_refused_with_the_nearest_valid_values():
     )
 
 
+def test_fewer_rows_than_a_step_takes_are_refused_with_how_many_would_do():
+    text = refused(report={"rows": {"train": 7}})
+    assert "one step takes 8 prompts, and the data set has 7 training rows: set PROMPTS_PER_STEP to 7 or less" in text
+    assert warned(report={"rows": {"train": 8}}) == ""
+    assert "takes 16 prompts" in refused({"generation_batch_size": 128}, report={"rows": {"train": 15}})
+
+
 def test_processes_and_accumulation_count_in_the_batch():
     settings = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
     assert "× gradient_accumulation_steps × 2 processes = 12" in refused(settings, world_size=2)

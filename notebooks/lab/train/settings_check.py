@@ -216,7 +216,8 @@ def check_settings(settings: Mapping[str, Any], **about: Any) -> list[str]:
     `about`: other fields of `RunSettings`; what is left out is not checked.
     """
     run = RunSettings(settings, **about)
-    rules = (whole_groups, precision_of_the_card, lengths_fit, weights_and_columns_fit, what_is_trained, saves_fit)
+    rules = (whole_groups, rows_fill_a_step, precision_of_the_card, lengths_fit, weights_and_columns_fit)
+    rules += (what_is_trained, saves_fit)
     if problems := [*tracker_problems(run["report_to"]), *(problem for rule in rules for problem in rule(run))]:
         raise SettingsError(problems)
     return list(setting_warnings(run))
@@ -243,6 +244,15 @@ def whole_groups(run: RunSettings) -> Iterator[str]:
         sizes = multiples_around(run["per_device_train_batch_size"], step)
         way_out = f"set per_device_train_batch_size to {sizes}, or num_generations to a divisor of {total}"
         yield f"{batch} = {total} completions are no whole groups of {group}: {way_out}."
+
+
+def rows_fill_a_step(run: RunSettings) -> Iterator[str]:
+    """TRL leaves an incomplete batch out: with fewer rows the training would end without a step."""
+    rows = (run.report or {}).get("rows", {}).get("train")
+    needed = (run["generation_batch_size"] or run.per_forward * run.steps_per_generation) // run["num_generations"]
+    if rows and rows < needed:
+        way_out = f"set PROMPTS_PER_STEP to {rows} or less, or give notebook 01 more rows"
+        yield f"one step takes {needed} prompts, and the data set has {rows} training rows: {way_out}."
 
 
 def precision_of_the_card(run: RunSettings) -> Iterator[str]:
