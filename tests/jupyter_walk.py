@@ -21,8 +21,7 @@ from lab.files import ROOT
 from tests.warm_processes import Kernel
 
 MORE = "--no-browser --allow-root --ServerApp.port=0 --IdentityProvider.token= --LabApp.expose_app_in_browser=True"
-SETTINGS = {  # a long notebook is drawn whole, and nothing is fetched or asked
-    "notebook-extension/tracker": {"windowingMode": "none"},
+SETTINGS = {  # nothing is fetched or asked
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "docmanager-extension/plugin": {"autosave": False},
 }
@@ -45,7 +44,7 @@ window.walk = {
     cells: () => walk.panel().content.widgets,
     cell: id => walk.cells().find(cell => cell.model.id === id),
     outputs: cell => cell.model.type === "code" ? cell.model.outputs.toJSON() : [],
-    said: id => walk.cell(id).node.querySelector(".jp-Cell-outputArea")?.innerText ?? "",
+    said: id => [...walk.cell(id).node.querySelectorAll(".jp-OutputArea-output")].map(o => o.innerText).join("\\n"),
     select: id => {
         const notebook = walk.panel().content;
         notebook.deselectAll();
