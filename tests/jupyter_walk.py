@@ -21,7 +21,8 @@ from lab.files import ROOT
 from tests.warm_processes import Kernel
 
 MORE = "--no-browser --allow-root --ServerApp.port=0 --IdentityProvider.token= --LabApp.expose_app_in_browser=True"
-SETTINGS = {  # nothing is fetched or asked
+SETTINGS = {  # all of a long notebook is drawn, so that its text can be read, and nothing is fetched or asked
+    "notebook-extension/tracker": {"windowingMode": "none"},
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "docmanager-extension/plugin": {"autosave": False},
 }
