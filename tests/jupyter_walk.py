@@ -16,7 +16,7 @@ from lab.files import ROOT
 from tests.warm_processes import warm_python
 
 MORE = "--no-browser --ServerApp.port=0 --IdentityProvider.token= --LabApp.expose_app_in_browser=True"
-SETTINGS = {  # a long notebook is drawn whole, and nothing is fetched or asked
+SETTINGS = {  # all of a long notebook is drawn, so that its text can be read, and nothing is fetched or asked
     "notebook-extension/tracker": {"windowingMode": "none"},
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "docmanager-extension/plugin": {"autosave": False},
@@ -27,7 +27,7 @@ window.walk = {
     cells: () => walk.panel().content.widgets,
     cell: id => walk.cells().find(cell => cell.model.id === id),
     outputs: cell => cell.model.type === "code" ? cell.model.outputs.toJSON() : [],
-    said: id => walk.cell(id).node.querySelector(".jp-Cell-outputArea")?.innerText ?? "",
+    said: id => [...walk.cell(id).node.querySelectorAll(".jp-OutputArea-output")].map(o => o.innerText).join("\\n"),
     select: id => {
         const notebook = walk.panel().content;
         notebook.deselectAll();
