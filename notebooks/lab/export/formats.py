@@ -18,6 +18,7 @@ from lab.files import Row, relative, write_text
 from lab.model import policy
 from lab.model.prompts import Messages, render
 from lab.train.run_folder import is_whole, step_of
+from scoring.errors import InputError
 
 FORMATS = ("adapter", "merged 4 bit", "gguf")
 MERGES = ("auto", "original base", "dequantised base")
@@ -32,12 +33,12 @@ GO_CHATML = (
 def check_export_settings(
     chosen: Sequence[str], merge_into: str = "auto", n_evaluate: int | None = None, push_to: str = ""
 ) -> None:
-    """Raises ValueError or ExportError for parameters of notebook 05 that would fail after minutes of work."""
+    """Raises InputError or ExportError for parameters of notebook 05 that would fail after minutes of work."""
     for name, values, known in (("FORMATS", chosen, FORMATS), ("MERGE_INTO", [merge_into], MERGES)):
         if unknown := [value for value in values if value not in known]:
-            raise ValueError(f"{name}: there is no {unknown[0]!r}; there are: {', '.join(map(repr, known))}.")
+            raise InputError(f"{name}: there is no {unknown[0]!r}; there are: {', '.join(map(repr, known))}.")
     if n_evaluate is not None and n_evaluate < 1:
-        raise ValueError(f"N_EVALUATE is {n_evaluate}: evaluate at least one problem, or None for all.")
+        raise InputError(f"N_EVALUATE is {n_evaluate}: evaluate at least one problem, or None for all.")
     if push_to:
         access_token()
 

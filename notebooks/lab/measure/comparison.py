@@ -14,6 +14,7 @@ from lab.files import Row
 from lab.measure import estimates
 from lab.measure.evaluate import GREEDY, PLACE, SAMPLED, AnswerSettings
 from lab.measure.verdicts import comparison_sentences, interval_text, is_share, signed_points, verdict_of
+from scoring.errors import InputError
 
 BASE, MERGED = "base", "merged"  # the models that the verdict compares
 USUAL_COLUMNS = ("template", "level", "category", "subject")  # compared by where BY is None
@@ -30,7 +31,7 @@ def compare_models(
 
     A problem of which a deciding reward cannot say whether an answer is right is left out, for all models, and counted.
     Greedy answers are compared by the values of the columns `by`, and by their `overlap` with the training questions.
-    Raises ValueError for other questions or another order, a missing model, or nothing that can be compared.
+    Raises InputError for other questions or another order, a missing model, or nothing that can be compared.
     """
     check_comparable(tables)
     tables = {name: table.sort_values(PLACE) for name, table in tables.items()}
@@ -38,7 +39,7 @@ def compare_models(
     tables = {name: table[~table["row"].isin(unknown)] for name, table in tables.items()}
     first = tables[BASE][tables[BASE]["decoding"] == GREEDY]
     if first.empty:
-        raise ValueError("no answer could be scored: the deciding rewards say None to each; look at the gold answers")
+        raise InputError("no answer could be scored: the deciding rewards say None to each; look at the gold answers")
     measures = {name: measures_by_problem(table) for name, table in tables.items()}
     rest = [name for name in tables if name not in (BASE, MERGED)]
     pairs = [(MERGED, BASE), *((name, BASE) for name in rest), *((MERGED, name) for name in rest)]
@@ -70,21 +71,21 @@ def compare_models(
 
 
 def check_comparable(tables: Tables) -> None:
-    """Raises ValueError unless these models have answers to the same questions, graded alike."""
+    """Raises InputError unless these models have answers to the same questions, graded alike."""
     if missing := [name for name in (BASE, MERGED) if name not in tables]:
         there = ", ".join(tables) or "no model"
-        raise ValueError(f"there are no answers of {missing[0]!r}, only of {there}: let that model answer too")
+        raise InputError(f"there are no answers of {missing[0]!r}, only of {there}: let that model answer too")
     first = tables[BASE].sort_values(PLACE)
     if first.empty:
-        raise ValueError("there are no answers to compare: evaluate at least one held-out problem")
+        raise InputError("there are no answers to compare: evaluate at least one held-out problem")
     for name, table in tables.items():
         table = table.sort_values(PLACE)
         for column in (*PLACE, "prompt", "question", "gold"):
             if list(table[column]) != list(first[column]):
                 differs = f"{column} of {name!r} is not that of {BASE!r}"
-                raise ValueError(f"{differs}: let both answer again, the same questions in the same order")
+                raise InputError(f"{differs}: let both answer again, the same questions in the same order")
         if set(table["correct_by"]) != set(first["correct_by"]):
-            raise ValueError(f"{name!r} and {BASE!r} were judged by different rewards: grade both with the same ones")
+            raise InputError(f"{name!r} and {BASE!r} were judged by different rewards: grade both with the same ones")
 
 
 def measures_by_problem(table: pd.DataFrame) -> Measures:
@@ -148,14 +149,14 @@ def paired_differences(before: Measures, after: Measures, seed: int) -> dict[str
 
 
 def columns_to_compare(asked: Sequence[str] | None, columns: Sequence[str]) -> list[str]:
-    """The columns to compare by, as the answers call them: those asked for, or the usual ones. Raises ValueError.
+    """The columns to compare by, as the answers call them: those asked for, or the usual ones. Raises InputError.
 
     >>> columns_to_compare(None, ["answer", "template"]), columns_to_compare([], ["template"])
     (['data/template'], [])
     """
     missing = [name for name in asked or () if name not in columns]
     if missing:
-        raise ValueError(f"BY names {missing[0]!r}; the data set's columns are: {', '.join(columns)}.")
+        raise InputError(f"BY names {missing[0]!r}; the data set's columns are: {', '.join(columns)}.")
     return [f"data/{name}" for name in (USUAL_COLUMNS if asked is None else asked) if name in columns]
 
 
@@ -198,9 +199,9 @@ def label(value: Any) -> str:
 
 
 def by_value_table(record: Row, column: str) -> pd.DataFrame:
-    """The lines by a column's values as a person reads them. Raises ValueError for a column that was not asked for."""
+    """The lines by a column's values as a person reads them. Raises InputError for a column that was not asked for."""
     if column not in record["by"]:
-        raise ValueError(f"there are no lines by {column!r}; there are: {', '.join(record['by']) or 'none'}")
+        raise InputError(f"there are no lines by {column!r}; there are: {', '.join(record['by']) or 'none'}")
     table = pd.DataFrame(record["by"][column])
     table[["base", "merged"]] = table[["base", "merged"]].map(lambda share: f"{100 * share:.1f} %")
     table["difference"] = [f"{signed_points(one)} points" for one in table["estimate"]]

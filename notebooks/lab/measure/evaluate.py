@@ -16,6 +16,7 @@ from lab.data.columns import data_columns
 from lab.files import Row, relative, write_parquet
 from lab.model.prompts import logged_prompt, question_of, render
 from lab.model.sampling import batches, sample_batches
+from scoring.errors import InputError
 
 GREEDY, SAMPLED = "greedy", "sampled"
 PLACE = ["row", "decoding", "sample"]
@@ -25,7 +26,7 @@ ASKED = "asked"  # column: a hash of the model, prompts and settings that the an
 
 @dataclass(frozen=True)
 class AnswerSettings:
-    """How every model is asked. Raises ValueError for settings that cannot be."""
+    """How every model is asked. Raises InputError for settings that cannot be."""
 
     max_new_tokens: int
     temperature: float = 1.0  # of the sampled answers
@@ -38,7 +39,7 @@ class AnswerSettings:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         least = min(self.max_new_tokens, self.batch_size, self.n_samples + 1)
         if least < 1 or self.temperature <= 0 or "" in self.stop:
-            raise ValueError(
+            raise InputError(
                 "max_new_tokens and batch_size must be at least 1, n_samples at least 0, the temperature above 0 "
                 f"(greedy answers are given anyway), and no stop text empty: {self}"
             )
@@ -63,11 +64,11 @@ def collect_answers(
 
     Returns a line an answer: row, decoding ("greedy" or "sampled"), sample (from 0), prompt, question, gold,
     data/<column>, completion, tokens, finished (not cut), seconds (its part of the batch's), asked (a hash).
-    Raises ValueError without rows, and OSError where nothing can be written; all earlier batches stay.
+    Raises InputError without rows, and OSError where nothing can be written; all earlier batches stay.
     """
     rows, path = list(rows), Path(path)
     if not rows:
-        raise ValueError("there are no held-out rows to answer: run notebook 01_prepare_data, or evaluate more of them")
+        raise InputError("there are no held-out rows to answer: run notebook 01_prepare_data, or evaluate more of them")
     texts = [render(tokenizer, row["prompt"]) for row in rows]
     asked = json.dumps([identity, texts, asdict(settings)]).encode("utf-8", errors="surrogatepass")
     asked = hashlib.sha256(asked).hexdigest()[:16]

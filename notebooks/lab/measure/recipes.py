@@ -9,6 +9,7 @@ import pandas as pd
 from scipy import stats
 
 from lab.files import ROOT, MissingInputError, Row, jsonl_lines, relative
+from scoring.errors import InputError
 
 RECORD = ROOT / "data" / "recipes.jsonl"
 STEPS = 30  # training steps of a recorded run
@@ -70,7 +71,7 @@ def read_record(path: Path = RECORD) -> tuple[Row, list[Row]]:
     rows = [row for _, _, row in jsonl_lines(path)]
     runs = [row for row in rows if isinstance(row, dict) and "curves" in row]
     if not runs or "about" not in rows[0] or any(isinstance(row, Exception) for row in rows[:-1]):
-        raise ValueError(f"{relative(path)} is damaged, or has no runs under a header: {way}.")
+        raise InputError(f"{relative(path)} is damaged, or has no runs under a header: {way}.")
     return rows[0], runs
 
 
@@ -80,12 +81,12 @@ def compare_recipes(runs: Sequence[Row]) -> pd.DataFrame:
     For both measures (`correct`, on held-out problems, and `curve`, while training) there are the mean, the
     `_difference`, `_low` and `_high` of its 95 % t-interval over seeds, and the `_verdict`. `reached` is the
     median over seeds of the step at which half of the training completions were right, NaN where the median
-    run never got there. Raises ValueError for runs of different lengths, and for two runs of one recipe and seed.
+    run never got there. Raises InputError for runs of different lengths, and for two runs of one recipe and seed.
     """
     runs = [run for run in runs if run["recipe"] != UNTRAINED]
     lengths = sorted({f"{run['steps']} steps" for run in runs})
     if len(lengths) > 1:
-        raise ValueError(f"Runs of different lengths cannot be compared: {', '.join(lengths)}")
+        raise InputError(f"Runs of different lengths cannot be compared: {', '.join(lengths)}")
     rows = []
     for run in runs:
         right, spread = run["curves"]["correctness"], run["curves"]["no_spread"]
@@ -94,7 +95,7 @@ def compare_recipes(runs: Sequence[Row]) -> pd.DataFrame:
     values = pd.DataFrame(rows).set_index(["recipe", "seed"])
     if values.index.has_duplicates:
         recipe, seed = values.index[values.index.duplicated()][0]
-        raise ValueError(f"There are two runs of {recipe} with seed {seed}.")
+        raise InputError(f"There are two runs of {recipe} with seed {seed}.")
     there = values.index.unique("recipe")
     names = [*(name for name in RECIPES if name in there), *there.difference(list(RECIPES))]
     base, lines = values.loc["baseline"] if "baseline" in names else values.iloc[:0].droplevel("recipe"), {}

@@ -38,6 +38,7 @@ from lab.read.reward_names import matching_rewards, split_version
 from lab.read.run_record import RunRecord, count_of
 from lab.read.selection import Selection, choose_groups
 from lab.read.suspects import REASONS, RULE_TITLES, alike_in_group, describe_rules, suspect_sql
+from scoring.errors import InputError
 from scoring.right import RIGHT_FROM
 
 MEMORY = "1GB"  # for DuckDB, which goes on in the temporary folder beyond it
@@ -60,7 +61,7 @@ class Completions(contextlib.AbstractContextManager):
     """The completions of a run; a context manager, for it holds a temporary folder.
 
     Attributes are `rewards` (the score columns, versions apart), `data_columns` and `extra_columns` (names of the others),
-    `notes` (files that were left out, and why) and `count`. Raises ValueError where no completions can be read.
+    `notes` (files that were left out, and why) and `count`. Raises InputError where no completions can be read.
     """
 
     def __init__(self, record: RunRecord) -> None:
@@ -95,7 +96,7 @@ class Completions(contextlib.AbstractContextManager):
             self.notes.append(f"{count_of(lost, 'file')} of completions left out: damaged, empty, or of another kind")
         if not files:
             how = "Notebook 03 writes them at every step; a plain TRL trainer with log_completions=True."
-            raise ValueError(f"{relative(self.record.folder)} has no readable completions. {how}")
+            raise InputError(f"{relative(self.record.folder)} has no readable completions. {how}")
         return files
 
     def _make_tables(self, files: list[parquet.ParquetFile]) -> None:

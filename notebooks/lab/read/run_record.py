@@ -19,6 +19,7 @@ import pandas as pd
 from lab.files import ROOT, SAMPLE_RUN, MissingInputError, Row, jsonl_lines, relative
 from lab.read.reward_names import join_versions, logged_rewards, matching_rewards, split_version
 from lab.train.run_folder import MADE_BY, current_record, step_of
+from scoring.errors import InputError
 from scoring.right import USUAL_DECIDERS
 
 TOTAL_ERROR = 2e-3  # of a total, from means that were rounded in the log
@@ -168,14 +169,14 @@ def read_run(
         )
     log, evaluations = split_log(rows, notes, about)
     if log.empty:
-        raise ValueError(without_steps(folder, about))
+        raise InputError(without_steps(folder, about))
     events, printed = (read_rows(folder / f"{name}.jsonl", notes) for name in ("events", "printed"))
     read = (folder, folder.resolve().name, "ours" if ours else "trl", about, log, evaluations, events, printed, notes)
     files = [step_files(folder, kind) for kind in ("completions", "held_out")]
     record = RunRecord(*read, *files, dict(weights or {}), tuple(correctness))
     known = record.reward_names()
     if unknown := [one for one in (*record.given_weights, *correctness) if one not in known]:
-        raise ValueError(f"There is no reward {unknown[0]!r} in {folder}: its rewards are {', '.join(known)}.")
+        raise InputError(f"There is no reward {unknown[0]!r} in {folder}: its rewards are {', '.join(known)}.")
     return record if ours or weights else dataclasses.replace(record, given_weights=fit_weights(record))
 
 

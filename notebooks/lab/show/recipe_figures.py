@@ -10,19 +10,20 @@ from matplotlib.figure import Figure
 
 from lab.files import Row
 from lab.show.figure_style import COLOURS, DASHES, styled
+from scoring.errors import InputError
 
 
 def recipes_figure(runs: list[Row], comparisons: Any, title: str = "") -> Figure:
     """A panel for each of `lab.measure.recipes.COMPARISONS` that has runs of `lab.make.recipe_grid`: share right by step.
 
-    Raises ValueError where there is no run of the baseline with another recipe.
+    Raises InputError where there is no run of the baseline with another recipe.
     """
     there = {run["recipe"] for run in runs}
     drawn = [(comparison, [name for name in comparison.recipes if name in there]) for comparison in comparisons]
     drawn = [(comparison, names) for comparison, names in drawn if names]
     if "baseline" not in there or not drawn:
         names = ", ".join(sorted(there)) or "none"
-        raise ValueError(f"A figure needs runs of the baseline and of another recipe; there are: {names}.")
+        raise InputError(f"A figure needs runs of the baseline and of another recipe; there are: {names}.")
     columns = min(2, len(drawn))
     rows = -(-len(drawn) // columns)
     with styled():

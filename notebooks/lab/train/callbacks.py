@@ -18,6 +18,7 @@ from lab.read.run_record import BY_GROUP
 from lab.train import trl_internals
 from lab.train.process import random_states, set_random_states
 from lab.train.recorder import AdapterError, RunRecorder, StatefulCallback
+from scoring.errors import InputError
 
 AFTER = 3  # steps that could teach
 NOT_SAVED = "These steps are worth nothing and were not saved; other settings, or RESUME = False, begin a new run."
@@ -177,7 +178,7 @@ class TemperatureAnnealing(StatefulCallback):
     def __init__(self, start: float, end: float | None = None) -> None:
         self.start, self.end = start, start if end is None else end
         if min(self.start, self.end) <= 0:
-            raise ValueError("A temperature must be above 0: greedy completions of a group are all the same.")
+            raise InputError("A temperature must be above 0: greedy completions of a group are all the same.")
 
     def at(self, step: int, last: int) -> float:
         """The temperature of the step that comes after `step` finished ones."""
@@ -202,7 +203,7 @@ class RewardWeights(StatefulCallback):
             `BOUND ** (1 - 2 * success)`. Success is the running mean of the score's place in the reward's range.
             Negative weights (penalties) stay as they are.
 
-    Raises ValueError for a stage that names an unknown reward, or whose weights are all 0.
+    Raises InputError for a stage that names an unknown reward, or whose weights are all 0.
     """
 
     def __init__(self, weights: Mapping[str, float], stages: Sequence[Stage] | None = None, adaptive: bool = False):
@@ -212,9 +213,9 @@ class RewardWeights(StatefulCallback):
         for step, given in self.stages:
             if unknown := [name for name in given if name not in self.names]:
                 there = ", ".join(self.names)
-                raise ValueError(f"The stage at step {step} names {unknown[0]!r}; the rewards are: {there}.")
+                raise InputError(f"The stage at step {step} names {unknown[0]!r}; the rewards are: {there}.")
             if not any(given.values()):
-                raise ValueError(f"The stage at step {step} gives every reward the weight 0: nothing would be learned.")
+                raise InputError(f"The stage at step {step} gives every reward the weight 0: nothing would be learned.")
 
     def at(self, step: int) -> list[float]:
         """The weights after `step` finished steps, in the order of the rewards."""

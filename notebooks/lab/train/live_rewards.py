@@ -16,6 +16,7 @@ from lab.train.chosen_rewards import FILES, LIBRARY_FILE, OWN_FILE, LoadedReward
 from lab.train.recorder import StatefulCallback
 from rewards import RewardFunction, completion_text, rename
 from scoring.batch import question_text
+from scoring.errors import InputError
 
 
 def kept_sources(run: Path, version: int = 1) -> dict[str, str]:
@@ -64,7 +65,7 @@ def load_checked(
             functions, weights, record = chosen_rewards.load_choice(folder, kept)
             say(f"note: {refused} An unfinished run goes on with the rewards that it had; a new one does not begin.")
             return functions, weights, {**record, "refused": refused}
-    raise ValueError(refused)
+    raise InputError(refused)
 
 
 def describe_refusal(errors: dict[str, str], folder: Path, before: dict[str, str], now: dict[str, str] | str) -> str:
@@ -145,7 +146,7 @@ class LiveRewards(StatefulCallback):
     batch: Row | None = field(default=None, init=False)  # the last one: arguments of `call_as_trl`
 
     def attach(self, trainer: Any) -> Self:
-        """Watches this trainer's rewards that `load_choice` gave. Raises ValueError where there is none."""
+        """Watches this trainer's rewards that `load_choice` gave. Raises InputError where there is none."""
         named = zip(trainer.reward_func_names, trainer.reward_funcs)
         functions = {name: function for name, function in named if hasattr(function, "loaded")}
         if not functions:
@@ -286,11 +287,11 @@ class LiveRewards(StatefulCallback):
             return
         if state["rewards"].keys() != self.watched.keys():
             there, here = ", ".join(state["rewards"]), ", ".join(self.watched)
-            raise ValueError(f"the checkpoint was trained with {there}, this trainer has {here}: choose the same")
+            raise InputError(f"the checkpoint was trained with {there}, this trainer has {here}: choose the same")
         self.version, self.tried = state["version"], kept_sources(self.run, state["version"])
         if list(self.tried) != state["files"]:
             folder = self.run / "rewards" / f"v{self.version}"
-            raise ValueError(f"{folder} has not all of {', '.join(state['files'])}, the checkpoint's rewards.")
+            raise InputError(f"{folder} has not all of {', '.join(state['files'])}, the checkpoint's rewards.")
         if self.tried != self.loaded.sources:
             self.loaded = chosen_rewards.load_sources(self.folder, self.tried)
         for name, kept in state["rewards"].items():

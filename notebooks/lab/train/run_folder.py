@@ -28,7 +28,7 @@ from pathlib import Path
 
 from lab.files import Row, fresh_folder, read_json, read_jsonl, relative, unused, write_json, write_text
 from lab.train.process import is_running
-from scoring.errors import UserError
+from scoring.errors import InputError, UserError
 
 MADE_BY = "03_train_grpo"
 COMPLETE = "complete.json"
@@ -63,7 +63,7 @@ def open_folder(folder: Path, about: Row, resume: bool | str = True, say: Callab
     changed = setting_differences(record, about) if unfinished else []
     checkpoint = last_checkpoint(folder) if unfinished and not changed else None
     if checkpoint is None and (refused := about.get("rewards", {}).get("refused")):
-        raise ValueError(refused)
+        raise InputError(refused)
     if changed:
         lines = "\n  ".join(changed[:8])
         say(f"The unfinished run had other settings, so a new one begins and it is kept beside:\n  {lines}")

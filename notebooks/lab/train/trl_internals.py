@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from scoring.errors import InputError
+
 # Members of the trainer that this module uses: methods with their parameters, and attributes.
 METHODS = {
     "_generate": ["prompts"],
@@ -155,7 +157,7 @@ def continue_prefilled(trainer: Any) -> None:
         if not any(begun):
             return plain(prompts)
         if not all(begun):
-            raise ValueError("Some prompts end with an assistant's turn and some do not: prefill all of them or none.")
+            raise InputError("Some prompts end with an assistant's turn and some do not: prefill all of them or none.")
         how = {"continue_final_message": True, "add_generation_prompt": False, "tokenize": True, "return_dict": True}
         how |= {"conversation": prompts, **trainer.chat_template_kwargs}
         return trainer.processing_class.apply_chat_template(**how)["input_ids"], None, {}
