@@ -168,6 +168,14 @@ def test_a_version_that_is_newer_than_the_tested_one_is_left_alone(monkeypatch):
     assert "pandas" in names and "numpy" not in names
 
 
+def test_beside_numpy_1_pyarrow_stays_at_one_that_can_be_imported_there(monkeypatch):
+    """Seen in an environment like Kaggle's, with numpy 1.26 and matplotlib 3.7: pyarrow 26 raises, 21 works."""
+    pretend(monkeypatch, {"numpy": "1.26.4", "pyarrow": "19.0.1"})
+    assert "pyarrow<=21.0.0" in setup.constraints()
+    pretend(monkeypatch, {"numpy": "2.0.2", "pyarrow": "19.0.1"})
+    assert "pyarrow<=21.0.0" not in setup.constraints()
+
+
 def test_a_restart_is_asked_for_exactly_where_an_imported_package_was_replaced(colab, monkeypatch):
     with pytest.raises(setup.SetupError, match="still has the old version of pyarrow: restart the kernel .in Colab"):
         setup.ensure_environment()
