@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import subprocess
+import time
+import urllib.error
 import urllib.request
 
 import pytest
@@ -41,8 +43,15 @@ def server(tmp_path_factory):
 
 def ask(server, path):
     request = urllib.request.Request(f"{server[1]}{path}", headers={"Authorization": f"token {server[3]}"})
-    with urllib.request.urlopen(request, timeout=30) as reply:
-        return reply.read()
+    for _ in range(100):  # the address is said a moment before anybody listens there
+        try:
+            with urllib.request.urlopen(request, timeout=30) as reply:
+                return reply.read()
+        except urllib.error.URLError as error:
+            if not isinstance(error.reason, ConnectionRefusedError):
+                raise
+            time.sleep(0.1)
+    raise TimeoutError(request.full_url)
 
 
 def test_it_starts_for_root_too_and_opens_the_notebooks(server):
