@@ -36,7 +36,10 @@ def view(tmp_path, monkeypatch):
             "advantage": [1.0, -1.0],
         }
     )
-    run = SimpleNamespace(folder=tmp_path, is_main_process=True, record={}, completions=lambda: table)
+    run = SimpleNamespace(
+        folder=tmp_path, is_main_process=True, record={}, completions=lambda: table, show_message=print
+    )
+    run.tell = lambda text: run.show_message(text)
     view = LiveView(run, SimpleNamespace(problems=lambda: [ILL]), show_every=2)
     view.trainer, view.shown = SimpleNamespace(reward_func_names=["format_reward"]), []
     monkeypatch.setattr(view, "_display", lambda name, what: view.shown.append((name, getattr(what, "data", what))))
@@ -70,6 +73,23 @@ def test_a_resumed_run_counts_its_own_steps_for_the_time_and_shows_the_whole_cur
     assert "step 5 of 10 · 3.0 s a step · 0:00:15 left" in view.line(5, LOGS)
 
 
+def test_what_the_run_says_stands_between_the_line_and_the_figure_and_keeps_what_was_said_before(view):
+    begin(view, step=3)
+    view.run.tell("Stopping: a < b costs $5.\nOnce more: stop at once.")
+    log(view, 4)
+    order = [*dict.fromkeys(name for name, _ in view.shown)]
+    assert order == ["line", "messages", "figure", "findings"], "the place is taken before anything is said"
+    said = [what for name, what in view.shown if name == "messages"][-1]
+    assert "This run goes on after step 3." in said and "a &lt; b costs $5.\nOnce more" in said
+    assert said.count("mathjax_ignore") == 2 and "pre-wrap" in said
+
+
+def test_in_a_script_the_run_prints_what_it_says(view, monkeypatch, capsys):
+    monkeypatch.setattr(live_view, "in_notebook", lambda: False)
+    begin(view, step=3)
+    assert "This run goes on after step 3." in capsys.readouterr().out
+
+
 def test_a_metric_that_is_not_logged_is_left_out(view):
     begin(view)
     assert "KL" not in view.line(1, {**LOGS, "kl": None})
@@ -80,7 +100,7 @@ def test_each_thing_is_shown_in_its_one_place(view):
     for step in (1, 2, 3, 4):
         view.drawn_at = 0.0
         log(view, step)
-    assert {name for name, _ in view.shown} == {"line", "figure", "findings"}
+    assert {name for name, _ in view.shown} == {"line", "messages", "figure", "findings"}
     assert [name for name, _ in view.shown].count("line") == 5
 
 
@@ -147,7 +167,7 @@ def test_in_a_terminal_one_line_rewrites_itself(view, monkeypatch, capsys):
 def test_an_evaluation_is_kept_for_the_figure_and_makes_no_line(view):
     begin(view)
     view.on_log(None, SimpleNamespace(global_step=2, max_steps=10), None, logs={"eval_format_reward": 0.5, "eval_n": 4})
-    assert len(view.rows) == 1 and [name for name, _ in view.shown] == ["line"]
+    assert len(view.rows) == 1 and [name for name, _ in view.shown] == ["line", "messages"]
 
 
 def test_an_empty_batch_and_a_healthy_run_are_said_not_broken(view):

@@ -40,15 +40,26 @@ class LiveView(StatefulCallback):
         self.run, self.monitor, self.show_every = run, monitor, show_every
         self.rows: list[dict[str, Any]] = []
         self.displays: dict[str, Any] = {}
-        self.samples = ""
+        self.samples, self.messages = "", []
         self.drawn_at = self.drawing_time = self.printed_at = 0.0
 
     def on_train_begin(self, args, state, control, **kwargs) -> None:
         self.rows = read_jsonl(self.run.folder / "log.jsonl")  # a resumed run shows all of its curve
         self.began, self.first, self.last = time.monotonic(), state.global_step, state.max_steps
         self.notebook, self.quiet = in_notebook(), bool(os.environ.get(QUIET))
-        if not self.quiet:
-            self._show_line("the first step is on its way")
+        if self.quiet:
+            return
+        self._show_line("the first step is on its way")
+        if self.notebook:
+            self._display("messages", "")  # its place is above the figure
+            self.run.show_message = self.show_message
+        if state.global_step and self.run.is_main_process:
+            self.run.tell(f"This run goes on after step {state.global_step}.")
+
+    def show_message(self, text: str) -> None:
+        """Shows what the run says under the line, where it is in sight: what is printed stands below all samples."""
+        self.messages.append(f'<p class="{NO_MATH}" style="white-space: pre-wrap; margin: 0">{html.escape(text)}</p>')
+        self._display("messages", "".join(self.messages))
 
     def on_log(self, args, state, control, logs=None, **kwargs) -> None:
         if not self.run.is_main_process:

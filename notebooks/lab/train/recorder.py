@@ -1,6 +1,7 @@
 """The record of a run: what it is, its log and completions, its checkpoints, how it ended and how it goes on."""
 
 import contextlib
+import functools
 import shutil
 import signal
 import sys
@@ -81,6 +82,9 @@ class RunRecorder(StatefulCallback):
         self.reason: str | None = None
         self.in_optimizer, self.between_batches = False, True
         self.printed, self.prompt_tokens = [], []
+        self.show_message: Callable[[str], Any] = functools.partial(
+            print, flush=True
+        )  # the live view has a place for it
         self._check_disk(LITTLE_DISK)
         with process.one_process_first() as first:
             self.path = run_folder.open_folder(folder, about, resume) if first else run_folder.last_checkpoint(folder)
@@ -142,7 +146,11 @@ class RunRecorder(StatefulCallback):
         self.reason = None if done else self.reason
         self.write_record("finished" if done else "stopped")
         if not done:
-            print(f"Stopped after step {self.trainer.state.global_step}: {self.reason}.\n{self._how_to_go_on()}")
+            self.tell(f"Stopped after step {self.trainer.state.global_step}: {self.reason}.\n{self._how_to_go_on()}")
+
+    def tell(self, text: str) -> None:
+        """Says something to the person who watches."""
+        self.show_message(text)
 
     def stop(self, reason: str) -> None:
         """Ends the training after this step, with a checkpoint."""
@@ -328,4 +336,4 @@ class RunRecorder(StatefulCallback):
             raise KeyboardInterrupt
         self.stop("by hand (Ctrl-C)" if number == signal.SIGINT else "asked to end (SIGTERM)")
         with contextlib.suppress(RuntimeError, OSError):  # a handler may not print while something else does
-            print("Stopping after this step. Once more: stop at once.", flush=True)
+            self.tell("Stopping after this step. Once more: stop at once.")
