@@ -66,11 +66,10 @@ class Audit:
             worst = (part["score"] - part["score of the right one"]).astype(float).fillna(0.0).argmax()
             first = {column: part[column].iloc[worst] for column in FAILURE_COLUMNS[2:]}
             example = part["what fails"].iloc[worst].removeprefix(kind).strip(": ")
-            lines.append({"reward": name, "what fails": kind, "times": len(part), "for example": example, **first})
-            lines[-1]["what to do"] = advice
-        return pd.DataFrame(
-            lines, columns=[*FAILURE_COLUMNS[:2], "times", "for example", *FAILURE_COLUMNS[2:], "what to do"]
-        )
+            line = {"reward": name, "what fails": kind, "times": len(part), "what to do": advice}
+            lines.append({**line, "for example": example, **first})
+        columns = [*FAILURE_COLUMNS[:2], "times", "what to do", "for example", *FAILURE_COLUMNS[2:]]
+        return pd.DataFrame(lines, columns=columns)
 
 
 def audit(functions: Iterable[Callable], rows: Sequence[Row], weights: dict[str, float] | None = None) -> Audit:

@@ -1,5 +1,6 @@
 """Errors that a person can correct: a notebook shows what is wrong, where, and what to do, before any traceback."""
 
+import textwrap
 import traceback
 from pathlib import Path
 from types import CodeType
@@ -16,7 +17,9 @@ class UserError(Exception):
     def _render_traceback_(self) -> list[str]:  # IPython asks for it, and `%tb` too
         if any(frame.f_code.co_name == "tb" for frame, _ in traceback.walk_stack(None)):
             return [part.rstrip("\n") for part in traceback.format_exception(self)]
-        return [f"{type(self).__name__}: {self}", "", "Run %tb in a new cell to see the whole traceback."]
+        lines = f"{type(self).__name__}: {self}".splitlines()  # which Jupyter would break in the middle of words
+        wrapped = [textwrap.fill(line, 96, break_long_words=False, break_on_hyphens=False) for line in lines]
+        return [*wrapped, "", "Run %tb in a new cell to see the whole traceback."]
 
 
 class InputError(UserError, ValueError):

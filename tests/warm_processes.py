@@ -35,7 +35,7 @@ def warm_python():
             address = str(folder / "socket")
             serve = [sys.executable, __file__, "serve", address, str(owner)]
             with (folder / "log").open("w") as log:
-                subprocess.Popen(serve, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+                subprocess.run(serve, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True)
             command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{__file__}" run "{address}" "$0" "$@"\n')
             command.chmod(0o755)
     return str(command)
@@ -66,6 +66,9 @@ def run_notebooks(names, folder, parameters=None, cold=()):
 
 def serve(address, owner):
     """Forks a child for each request, tells its exit code, and ends with the process `owner`."""
+    if os.fork():
+        os._exit(0)  # no child of the tests, some of which count their own
+    os.setsid()
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(address + ".new")
     for module in PRELOAD:
