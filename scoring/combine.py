@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scoring.batch import Batch, as_completion
-from scoring.contract import RewardError, RewardFunction, callable_name, is_failure, name_with, run_in_background
+from scoring.contract import (
+    REGISTRY,
+    RewardError,
+    RewardFunction,
+    callable_name,
+    is_failure,
+    name_with,
+    run_in_background,
+)
 from scoring.errors import InputError
 
 
@@ -121,7 +129,7 @@ def chosen_weights(weights: Mapping[str, Any], names: Iterable[str]) -> dict[str
             raise InputError(f"WEIGHTS gives {name!r} the weight {weight!r}, which is no finite number. {way}")
         if weight and name not in names:
             near = "".join(f" Did you mean {one!r}?" for one in difflib.get_close_matches(str(name), names, 1))
-            there = f"The rewards are: {', '.join(sorted(names))}."
+            there = f"The rewards are: {', '.join(sorted(names, key=REGISTRY.__contains__))}."  # one's own first
             way = "Correct it in the parameters cell or in the reward cell, and run that cell again."
             raise InputError(f"WEIGHTS names {name!r}, but there is no such reward.{near} {way}\n{there}")
         if weight:

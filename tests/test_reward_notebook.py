@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+from lab.data import dataset, loading
 from lab.files import ROOT, WORD_PROBLEMS, output_folder, relative, write_json
 from lab.measure import grading
 from lab.model.prompts import build_prompt
@@ -64,8 +65,12 @@ class Notebook:
 
 
 @pytest.fixture
-def notebook(tmp_path, monkeypatch):
+def notebook(tmp_path, monkeypatch, tokenizer):
     monkeypatch.setattr(contract_checks, "HOSTILE", ["x"])
+    rows = loading.LoadedRows([{"question": f"{i} + 1?", "answer": str(i + 1), "_row": i} for i in range(4)])
+    dataset.save_dataset(
+        dataset.prepare_dataset(rows, tokenizer), tmp_path / "dataset"
+    )  # which a preflight is made for
     shells = []
 
     def make(**parameters):
@@ -73,6 +78,10 @@ def notebook(tmp_path, monkeypatch):
         return shells[-1]
 
     yield make
+
+
+def unwrapped(text):
+    return " ".join(text.split())
 
 
 def own_cell(*lines, head="@reward\ndef my_reward(completion: str, answer: str) -> float:"):
@@ -100,10 +109,10 @@ def test_renaming_the_example_runs_on_to_the_end_while_its_old_name_has_weight_0
 
 def test_a_weight_for_a_renamed_reward_stops_in_the_first_cell_that_misses_it(notebook):
     found = notebook(WEIGHTS={"correctness_reward": 1.0, "worked_steps_reward": 0.5})
-    told = found.run(*OWN, c44=SOURCE["c44"].replace("worked_steps_reward", "worked_step_reward")).error
+    told = unwrapped(found.run(*OWN, c44=SOURCE["c44"].replace("worked_steps_reward", "worked_step_reward")).error)
     assert found.cell == "c45" and "WEIGHTS names 'worked_steps_reward', but there is no such reward" in told
     assert "Did you mean 'worked_step_reward'? Correct it in the parameters cell or in the reward cell" in told
-    assert "The rewards are: worked_step_reward, " in told, "one's own come first"
+    assert "The rewards are: worked_step_reward, format_reward, " in told, "one's own come first"
 
 
 @pytest.mark.parametrize(
@@ -216,8 +225,8 @@ BROKEN = {
 def test_a_broken_reward_is_told_in_a_few_lines_with_its_place_and_the_way_out(notebook, what):
     cell, told = BROKEN[what]
     found = notebook().run(*OWN, c44=cell)
-    assert found.cell == "c45" and all(words in found.error for words in told), found.error
-    assert "Traceback" not in found.error and len(found.error.splitlines()) <= 7
+    assert found.cell == "c45" and all(words in unwrapped(found.error) for words in told), found.error
+    assert "Traceback" not in found.error and len(found.error.splitlines()) <= 9
 
 
 def test_the_whole_traceback_is_there_when_asked_for_and_a_bug_of_ours_keeps_its_own(notebook):
@@ -240,8 +249,8 @@ def test_a_reward_that_a_cell_defines_is_told_with_the_line_of_that_cell(noteboo
 
 def test_a_missing_input_is_told_in_a_few_lines_too(notebook):
     told = notebook().run("chosen_rewards.load_choice(folder)").error
-    assert re.fullmatch(
-        r"MissingInputError: .*rewards.json is not there: run notebook 02_design_rewards .*\n\n.*", told
+    assert len(told.splitlines()) < 6 and re.match(
+        "MissingInputError: .*rewards.json is not there: run notebook 02_design_rewards ", unwrapped(told)
     )
 
 

@@ -30,7 +30,9 @@ def test_a_tweaked_reward_reaches_training_without_copying(tmp_path):
 
 
 def test_choosing_what_does_not_exist_or_nothing_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="'nice_reward', but there is no such reward.*\nThe rewards are: debug_reward"):
+    with pytest.raises(
+        ValueError, match="'nice_reward', but there is no such reward.*\nThe rewards are: format_reward, "
+    ):
         chosen_rewards.save_choice(tmp_path, {"nice_reward": 1})
     with pytest.raises(ValueError, match="Every weight in WEIGHTS is 0"):
         chosen_rewards.save_choice(tmp_path, {"format_reward": 0})
