@@ -56,7 +56,6 @@ def designed(prepared):
     """After Run All of notebook 02, on a few prompts."""
     prepared.open("02_design_rewards.ipynb")
     prepared.edit(PARAMETERS, *SMALL)
-    prepared.edit(REWARD, ("{1,80}", "{1,9}"))  # the audits take half the time
     prepared.run_all()
     return prepared
 

@@ -76,9 +76,11 @@ def test_two_steps_and_a_merge(kind, tokenizer, tmp_path):
         "NUM_GENERATIONS": 4,
         "MAX_COMPLETION_TOKENS": 16,
         "LEARNING_RATE": 1e-2,
+        "N_EVAL": 4,
     }
+    few = {"N_EVALUATE": 4, "N_SAMPLES": 2, "N_PROOF": 4, "FORMATS": [], "TRY_SERVER": False}
     last = ("03_train_grpo", "05_merge_and_export")
-    run_notebooks(last, folder, {last[0]: smoke, last[1]: {"N_EVALUATE": 4, "N_SAMPLES": 2, "TRY_SERVER": False}})
+    run_notebooks(last, folder, {last[0]: smoke, last[1]: few})
 
     table = pd.read_parquet(folder / "run/completions/completions_00002.parquet")
     assert len(table) == 8 and {short, "diversity_reward", "extracted_answer", "strict_format"} <= set(table.columns)
