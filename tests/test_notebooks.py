@@ -181,9 +181,7 @@ def test_02_takes_the_training_rows_that_there_are_and_says_so(
 def road(tmp_path_factory):
     """All notebooks in order with smoke parameters; the folder that they wrote."""
     folder = tmp_path_factory.mktemp("a road with spaces")
-    run_notebooks(
-        EVERY, folder, SMOKE, cold=("00_grpo_from_scratch", "07_training_recipes")
-    )  # `make run` starts the others
+    run_notebooks(EVERY, folder, SMOKE)
     return folder
 
 
