@@ -214,7 +214,7 @@ def test_a_service_that_does_not_answer_is_told_from_an_unusable_gold_answer():
 
 def test_completions_cut_at_the_limit_are_weak_and_ask_for_more_tokens():
     record = run(correct([MIXED] * 12), finished=False)
-    assert record["verdict"] == "weak" and "100 %" in said(record) and "max_completion_length" in said(record)
+    assert record["verdict"] == "weak" and "100 %" in said(record) and "MAX_COMPLETION_TOKENS" in said(record)
 
 
 def test_a_reward_that_pulls_against_correctness_is_named_with_it():

@@ -40,7 +40,7 @@ AHA = {
     "let me re-…": r"let(?: me|'s) re-?(?:calculate|check|compute|consider|count|do|evaluate|examine|read|think|verify)",
     "on second thought": r"on second thoughts?",
 }
-LONGER = "Raise max_completion_length, unless the completions only ramble."
+LONGER = "Raise MAX_COMPLETION_TOKENS, unless the completions only ramble."
 HARDER = "Take harder data: problems that the base often gets wrong."
 FAILING = ("Take easier data, or mix some in.", "Run SFT on worked examples first.")
 FAILING += ("Add a softer reward that tells a near miss from a complete one.", "Try another base model.")
@@ -223,7 +223,7 @@ def about_right(record: Row) -> Iterator[Finding]:
     elif at[str(size)]["estimate"] < RARE:
         share = percent(at[str(size)]["estimate"])
         reason = f"pass@{size} is {share} by {by}: few groups hold a right completion to amplify"
-        yield "weak", reason, "Take a larger group (num_generations), or easier data first."
+        yield "weak", reason, "Take a larger group (NUM_GENERATIONS), or easier data first."
 
 
 def about_signal(record: Row) -> Iterator[Finding]:
@@ -233,7 +233,7 @@ def about_signal(record: Row) -> Iterator[Finding]:
         return
     same = n - round(n * share)
     reason = f"in {same} of {n} groups all completions have the same total reward: GRPO learns nothing from those"
-    larger = "Take a larger group (num_generations) or a higher temperature."
+    larger = "Take a larger group (NUM_GENERATIONS) or a higher temperature."
     advice = (larger, "Drop prompts that are always solved or never.")
     if record["pass"]["at"]:
         first = record["pass"]["at"]["1"]["estimate"]

@@ -248,7 +248,8 @@ def length_growth(run: RunLog) -> Reading:
     longer = (level >= LONGER * first) & (level >= first + LONGER_FLOOR)
     flat = run.correct_level - moving.first_mean(run.correct) < FLAT
     problem = f"completions grew from {first:.0f} to {level[-1]:.0f} tokens, and correctness did not rise"
-    return Reading(level / max(first, SAME), longer & flat, None, problem)
+    remark = "longer, and more is right" * bool(longer[-1])
+    return Reading(level / max(first, SAME), longer & flat, None, problem, remark)
 
 
 @rule("others, correctness", "≥", STYLE_RISE, steps=TREND_STEPS, unchanged="reward")
@@ -261,7 +262,8 @@ def format_without_correctness(run: RunLog) -> Reading:
     name = run.others.columns[table[:, -1].argmax()]
     problem = f"{name} rose by {most[-1]:.2f} and correctness by {gain[-1]:+.2f}: style is learned, not the task"
     warn = (most >= STYLE_RISE) & (gain < FLAT) & (run.correct_level < HIGH)
-    return Reading(np.where(np.isinf(most), np.nan, most), warn, None, problem)
+    remark = "correctness rose too, or is high" * bool(most[-1] >= STYLE_RISE)
+    return Reading(np.where(np.isinf(most), np.nan, most), warn, None, problem, remark)
 
 
 @rule("reward, correctness", "≥", FALL_WARN, steps=TREND_STEPS, unchanged="reward")
