@@ -192,9 +192,7 @@ def make_venv(folder):
 def constraints():
     """For pip: the running kernel and an accepted torch stay, and nothing becomes newer than what was tested."""
     limits = {name: f"<={pin}" for name, pin, _ in requirements() if numbers(version_of(name)) <= numbers(pin)}
-    if numbers(version_of("numpy"))[:1] == (
-        1,
-    ):  # as Kaggle had it: newer ones raise beside it, which pip does not know
+    if numbers(version_of("numpy"))[:1] == (1,):  # as Kaggle had it: a newer pyarrow cannot be imported beside it
         limits["pyarrow"] = "<=21.0.0"
     kept = [name for name in KERNEL if version_of(name)] + ["torch"] * torch_is_accepted(version_of("torch"))
     return [name + limit for name, limit in (limits | {name: f"=={version_of(name)}" for name in kept}).items()]

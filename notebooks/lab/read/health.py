@@ -107,7 +107,7 @@ def steps_in_words(n: int) -> str:
 def nothing_learned(log: pd.DataFrame) -> str:
     """A sentence where no step of the run had anything to learn from; else empty."""
     series = read_log(log, ()).series
-    share, std = series.get("frac_reward_zero_std"), series.get("reward_std", pd.Series(1.0))
+    share, std = series.get("frac_reward_zero_std"), series.get("reward_std", np.ones(1))
     same = std < ALIKE if share is None else share >= 1 - SAME
     if not len(same) or not same.all():
         return ""

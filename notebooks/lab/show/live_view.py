@@ -32,8 +32,8 @@ LINE = {  # how the line shows a metric
 class LiveView(StatefulCallback):
     """In Jupyter and Colab a line, a figure, a table of findings and samples, each updated in its place.
 
-    A terminal has one line that rewrites itself, a log file a line now and then. Where `GRPO_QUIET` is set it shows the end only. Sample completions come
-    every `show_every` steps, none for 0.
+    A terminal has one line that rewrites itself, a log file a line now and then. Where `GRPO_QUIET` is set it shows the
+    end only. Sample completions come every `show_every` steps, none for 0.
     """
 
     def __init__(self, run: RunRecorder, monitor: HealthMonitor, show_every: int = 20) -> None:

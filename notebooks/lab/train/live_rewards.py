@@ -40,7 +40,7 @@ def load_checked(
     """`load_choice`; what was edited since the run in this folder is first tried on the run's last completions.
 
     Where an edit fails, an unfinished run goes on with the rewards that it kept last. The record then says as `refused`
-    what to correct, with which `open_folder` refuses a new run. Without such a run, ValueError says it at once.
+    what to correct, with which `open_folder` refuses a new run. Without such a run, InputError says it at once.
     """
     kept, sources = kept_sources(run, last_version(run)), "not readable"
     try:
@@ -133,7 +133,8 @@ class LiveRewards(StatefulCallback):
     other modules and data files that a reward reads.
 
     A resumed run goes on with the checkpoint's versions. If the files say something else by then, that is an edit like
-    any other, tried on the last recorded completions. Of several processes the first one looks, checks on its part of the batch, and tells the others.
+    any other, tried on the last recorded completions. Of several processes the first one looks, checks on its part of
+    the batch, and tells the others.
     """
 
     folder: Path  # where `my_rewards.py` is
@@ -146,7 +147,7 @@ class LiveRewards(StatefulCallback):
     batch: Row | None = field(default=None, init=False)  # the last one: arguments of `call_as_trl`
 
     def attach(self, trainer: Any) -> Self:
-        """Watches this trainer's rewards that `load_choice` gave. Raises InputError where there is none."""
+        """Watches this trainer's rewards that `load_choice` gave. Raises ValueError where there is none."""
         named = zip(trainer.reward_func_names, trainer.reward_funcs)
         functions = {name: function for name, function in named if hasattr(function, "loaded")}
         if not functions:

@@ -82,9 +82,7 @@ class RunRecorder(StatefulCallback):
         self.reason: str | None = None
         self.in_optimizer, self.between_batches = False, True
         self.printed, self.prompt_tokens = [], []
-        self.show_message: Callable[[str], Any] = functools.partial(
-            print, flush=True
-        )  # the live view has a place for it
+        self.show_message: Callable[[str], Any] = functools.partial(print, flush=True)  # the live view has a better one
         self._check_disk(LITTLE_DISK)
         with process.one_process_first() as first:
             self.path = run_folder.open_folder(folder, about, resume) if first else run_folder.last_checkpoint(folder)

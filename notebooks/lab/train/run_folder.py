@@ -46,7 +46,7 @@ def open_folder(folder: Path, about: Row, resume: bool | str = True, say: Callab
 
     An unfinished run with the same settings goes on (`max_steps` may grow). Otherwise the old folder is kept beside the
     new one under its date. Raises RunningError where another process trains here, unless `resume` is "force", and
-    ValueError for a new run whose rewards were refused (`live_rewards.load_checked`).
+    InputError for a new run whose rewards were refused (`live_rewards.load_checked`).
     """
     try:
         record = current_record(folder)
